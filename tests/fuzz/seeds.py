@@ -40,7 +40,8 @@ def archive() -> bytes:
 
 def wheel() -> bytes:
     """A released wheel with a library and device code, as it lies on disk."""
-    from tools.shared.wheel import read_wheel, write_wheel
+    from precast._builder.wheel_file import write_wheel
+    from tools.shared.wheel import read_wheel
 
     with tempfile.TemporaryDirectory() as folder:
         root, made = Path(folder), Path(folder, WHEEL)

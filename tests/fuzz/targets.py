@@ -102,9 +102,10 @@ def wheel(data: bytes) -> bool:
 
     Bytes that begin as a zip are the wheel. Else the first is a file of the seed, and the rest is its content.
     """
+    from precast._builder.wheel_file import write_wheel
     from tools.guards import judge_wheel
     from tools.guards.subject import Asked
-    from tools.shared.wheel import NotAWheel, read_wheel, write_wheel
+    from tools.shared.wheel import NotAWheel, read_wheel
     from tools.verbs.audit import as_json
 
     path = work("wheel") / WHEEL

@@ -35,6 +35,7 @@ TORCH = (
     "_load/library.py",
     "_load/proof.py",
     "_load/dangling.py",
+    "_load/answers.py",
     "_load/downstream.py",
     "build/command.py",
     "_load/loader.py",

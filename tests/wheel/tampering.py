@@ -13,7 +13,8 @@ from typing import Any
 
 from precast._abi.capability import TargetKind
 from precast._builder import packing
-from tools.shared.wheel import Wheel, read_wheel, write_wheel
+from precast._builder.wheel_file import write_wheel
+from tools.shared.wheel import Wheel, read_wheel
 
 HOST = "precast/_C/host/kernels-x86_64.so"
 PTX = "precast/_C/device/rms_norm.compute_90.ptx.xz"  # alone in its file

@@ -1,36 +1,26 @@
-"""Read a wheel from disk (name, metadata, files), and write wheels in one canonical form.
-
-Reading does not verify any claim. The form depends only on the files, their names and one timestamp: not on the user,
-place, time, order or umask.
-"""
+"""Read a wheel from disk: name, metadata, files. Reading does not verify any claim."""
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import io
 import re
-import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
+from precast._builder import wheel_file
 from precast._builder.archives import BadArchive, open_zip
 
 MANIFEST = "precast/_C/build_info.json"
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
-_EARLIEST = 315532800  # 1980-01-01: zip archives have no earlier time, and only even seconds
-_UNIX = 3
-_PERMISSIONS = 0o100644 << 16  # a plain file; our wheels have no executable programs
 _MOST_BYTES = 256 << 20  # limit for a wheel, packed and unpacked; ours have 5 MB and 20 MB
 _MOST_TEXT = 4 << 20  # limit for a file that is parsed as a whole: metadata, a manifest; ours have 100 kB
-LEVEL = 9  # 2 % smaller than level 6, for two more seconds per wheel
 
 
 class NotAWheel(ValueError):
@@ -124,48 +114,14 @@ def record_errors(wheel: Wheel) -> Iterator[tuple[str, str, str]]:
             yield name, "in the wheel, as RECORD says", "not there"
         else:
             data = wheel.files[name]
-            found = (_record_hash(data), str(len(data)))
+            found = (wheel_file.record_hash(data), str(len(data)))
             if listed[name] != found:
                 yield name, " ".join(listed[name]), " ".join(found)
-
-
-def moment_of(epoch: int) -> datetime:
-    """The nearest time that a zip archive can hold for a SOURCE_DATE_EPOCH."""
-    return datetime.fromtimestamp(max(epoch - epoch % 2, _EARLIEST), timezone.utc)
 
 
 def expected_entries(wheel: Wheel) -> tuple[Entry, ...]:
     """The entries of this wheel in canonical form, with the time of its first entry."""
     moment = wheel.entries[0].moment if wheel.entries else (1980, 1, 1, 0, 0, 0)
-    names = _ordered(wheel.files, f"{wheel.dist_info}/RECORD")
-    return tuple(Entry(name, moment, _UNIX, _PERMISSIONS, zipfile.ZIP_DEFLATED, b"") for name in names)
-
-
-def write_wheel(path: Path, dist_info: str, files: Mapping[str, bytes], epoch: int) -> None:
-    """Write a wheel in canonical form, with a RECORD of these files, atomically."""
-    record = f"{dist_info}/RECORD"
-    names = _ordered({*files, record}, record)
-    rows = io.StringIO()
-    csv.writer(rows, lineterminator="\n").writerows(
-        (name, "", "") if name == record else (name, _record_hash(files[name]), len(files[name])) for name in names
-    )
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as staging:
-        staged = Path(staging, path.name)
-        with zipfile.ZipFile(staged, "w") as archive:
-            for name in names:
-                entry = zipfile.ZipInfo(name, moment_of(epoch).timetuple()[:6])
-                entry.create_system, entry.external_attr = _UNIX, _PERMISSIONS
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                data = rows.getvalue().encode("utf-8") if name == record else files[name]
-                archive.writestr(entry, data, compresslevel=LEVEL)
-        staged.chmod(0o644)  # independent of the umask
-        staged.replace(path)
-
-
-def _ordered(names: Iterable[str], record: str) -> list[str]:
-    """The package first, then its metadata, RECORD last (as the binary distribution format recommends)."""
-    return sorted(names, key=lambda name: (name == record, name.partition("/")[0].endswith(".dist-info"), name))
-
-
-def _record_hash(data: bytes) -> str:
-    return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()}"
+    names = wheel_file.ordered(wheel.files, f"{wheel.dist_info}/RECORD")
+    how = (wheel_file.UNIX, wheel_file.PERMISSIONS, zipfile.ZIP_DEFLATED, b"")
+    return tuple(Entry(name, moment, *how) for name in names)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode
 from precast._builder import headers, matrix, provenance
+from precast._builder.wheel_file import moment_of, write_wheel
 from precast.errors import KernelError
 from tools.shared import sbom
-from tools.shared.wheel import MANIFEST, NotAWheel, moment_of, read_wheel, write_wheel
+from tools.shared.wheel import MANIFEST, NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 # torch's libraries come with torch. The audit refuses any other dependency.

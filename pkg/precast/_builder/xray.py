@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
 from precast._abi.build_info import BuildInfo, DeviceFile, ManifestError
 from precast._abi.capability import DeviceCode, GpuTarget
@@ -168,6 +169,16 @@ def library(path: str, data: bytes, tag: tuple[str, str, str] | None) -> Library
         cpu,
         error,
     )
+
+
+def inside(data: bytes, info: elf.ElfInfo) -> dict[str, Any]:
+    """The device code and the required processor features of a library, as a manifest lists them.
+
+    ElfError or FatbinError if they cannot be read.
+    """
+    sections = elf.read_sections(data, fatbin.SECTIONS).values()
+    code = fatbin.read((content for _, content in sections), bindings.binding(info).cudart)
+    return {"code": code, "cpu": cpu_code.read(data, info.machine, info.undefined).required}
 
 
 def stated_torch(version: str, requirements: Iterable[str]) -> Release | None:

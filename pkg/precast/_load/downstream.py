@@ -58,7 +58,7 @@ def guard(module: str) -> None:
     the library's path as ``library``. Raises PrebuiltRefused, an ImportError with the reasons, if it does not fit.
     """
     package, _, name = module.rpartition(".")
-    fitting = _fitting(_wheel_of(package), name)
+    fitting = _fitting(_wheel_of(package or module), name)  # a module of no package has its files in one of its name
     if fitting.is_module:
         sys.modules[module] = _import(fitting.path, module)
     else:
@@ -83,6 +83,14 @@ def load_library(package: str, name: str) -> Path:
 def library_file(package: str, name: str) -> Path:
     """The library behind a guard, verified and known to fit this process, for callers that read it without opening."""
     return _fitting(_wheel_of(package), name).path
+
+
+def library_at(folder: Path, name: str) -> Path:
+    """The library of that name behind the manifest in a folder, verified and known to fit this process."""
+    info = proved.manifest(folder)
+    if info is None:
+        raise KernelError(f"there is no {prebuilt.MANIFEST} in {folder}\n  needed  the files that precast.build wrote")
+    return _fitting(_Wheel(folder.parent.name, folder, info), name).path
 
 
 def images(package: str, name: str) -> Mapping[int, Image]:
@@ -128,7 +136,12 @@ class _Fitting:
 def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     """The library of that name, verified and known to fit this process. Raises PrebuiltRefused otherwise."""
     settings = _settings()
-    host = probe.probe_host(settings, gpus=False)
+    own = [file for file in wheel.info.host if name in file.families]
+    host = probe.probe_host(settings, gpus=any(file.code for file in own))
+    if any(file.cpu for file in own):
+        from precast._builder import toolchain  # reads /proc/cpuinfo, which few libraries need
+
+        host = replace(host, cpu_features=toolchain.cpu_features())
     what = f"{wheel.package}.{name}"
     if host.torch is None:
         raise PrebuiltRefused(
@@ -136,8 +149,8 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         )
     pick = choose_library(Case(host, wheel.info, settings, Need(name, "cpu"), {}))
     if not isinstance(pick.chosen, HostFile):
-        own = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
-        raise _refused(f"{what} was built for another process than this one", wheel, host, own)
+        against = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
+        raise _refused(f"{what} was built for another process than this one", wheel, host, against)
     try:
         is_module = proved.exports(pick.chosen, wheel.folder, f"PyInit_{name}", settings)
     except prebuilt.Damaged as error:

@@ -36,6 +36,7 @@ Signatures::
     DeviceExtension(name, source, *, targets=(), include_dirs=(), defines={})
     labelled(version, extensions) -> "1.0+cu130.torch2.13", or the plain version if one wheel serves every torch
     guard(module): called by guard modules; load_library(package, name) does the same without a guard module
+    answer(): called by the package of a guarded wheel, so that torch.ops.load_library opens what is behind a guard
     images(package, name) -> {GPU index: Image} of a DeviceExtension, for the visible GPUs
 """
 
@@ -43,6 +44,7 @@ TYPE_CHECKING = False  # no typing import, as in precast itself: ``python -m pre
 if TYPE_CHECKING:
     from typing import Any
 
+    from precast._load.answers import answer
     from precast._load.downstream import guard, images, load_library
     from precast.build.command import BuildExtension
     from precast.build.extensions import DeviceExtension, StableExtension, ext_modules, labelled
@@ -51,6 +53,7 @@ __all__ = [
     "BuildExtension",
     "DeviceExtension",
     "StableExtension",
+    "answer",
     "ext_modules",
     "guard",
     "images",
@@ -64,6 +67,7 @@ _HOMES = {
     "DeviceExtension": "precast.build.extensions",
     "StableExtension": "precast.build.extensions",
     "ext_modules": "precast.build.extensions",
+    "answer": "precast._load.answers",
     "labelled": "precast.build.extensions",
     "guard": "precast._load.downstream",
     "images": "precast._load.downstream",

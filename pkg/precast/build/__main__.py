@@ -1,5 +1,7 @@
 """``python -m precast.build``: the options of a build for a Makefile, or the audit of a finished wheel.
 
+``python -m precast.build guard WHEEL... -o DIR`` puts libraries behind guards, and merges wheels.
+
 Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
 """
 
@@ -28,7 +30,11 @@ _GROUPS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print the requested options on one line, or audit wheels."""
+    """Print the requested options on one line, audit wheels, or guard them."""
+    if arguments[:1] == ["guard"]:
+        from precast.build import guarding
+
+        return guarding.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)

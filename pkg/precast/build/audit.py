@@ -20,13 +20,13 @@ from pathlib import Path
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, by_file
 from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
-from precast._builder import archives, bindings, elf, packing, xray, xray_verdict
+from precast._builder import archives, bindings, elf, fatbin, packing, xray, xray_verdict
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
 from precast.build import ownership, trial, wheel
 from precast.errors import KernelError
 
-_REQUIRES = re.compile(r"precast\b(?![\w.-])", re.IGNORECASE)
+REQUIRES = re.compile(r"(?m)^(?:Requires-Dist: )?precast\b(?![\w.-])", re.IGNORECASE)
 
 
 def report(paths: Sequence[Path]) -> int:
@@ -43,7 +43,7 @@ def report(paths: Sequence[Path]) -> int:
             violations += ownership.shared(_names(root), path.name, owners)
             if not violations:
                 with tempfile.TemporaryDirectory(prefix="precast-audit-") as work:
-                    imported, failed = trial.run(root, list(_guards(root)), Path(work))
+                    imported, failed = trial.run(root, list(dict.fromkeys(_guards(root))), Path(work))
                 violations += failed
         libraries, images = (sum(len(getattr(info, part)) for info in infos) for part in ("host", "device"))
         held = f"{len(infos)} manifests, {libraries} libraries, {imported} imported here, {images} images"
@@ -110,13 +110,16 @@ def _guards(root: Path) -> Iterator[str]:
         for file in () if info is None else info.host:
             guard = _guard(manifest.parent, file)
             if guard is not None:
-                yield ".".join(guard.relative_to(root).with_suffix("").parts)
+                where = guard.parent if guard.name == "__init__.py" else guard.with_suffix("")
+                yield ".".join(where.relative_to(root).parts)
 
 
 def _guard(folder: Path, file: HostFile) -> Path | None:
     """The guard of a library: a file of its name in the manifest's folder, or beside that."""
-    name = f"{file.families[0] if file.families else '?'}.py"
-    beside = (place / name for place in (folder, folder.parent))
+    name = file.families[0] if file.families else "?"
+    beside = [place / f"{name}{suffix}" for place in (folder, folder.parent) for suffix in (".py", ".so")]
+    if folder.parent.name == name:
+        beside.append(folder.parent / "__init__.py")
     return next((path for path in beside if path.is_file() and _text(path) == wheel.GUARD), None)
 
 
@@ -184,11 +187,18 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
     if bindings.brings_runtime(info):
         yield Violation("C++ runtime", file.path, "libstdc++.so.6 from where torch finds it", "one linked into it")
     bound = bindings.binding(info)
+    try:
+        inside = xray.inside(data, info)
+    except (elf.ElfError, fatbin.FatbinError) as error:
+        yield Violation("code", file.path, "device code that can be read", str(error))
+        return
     for what, wanted, found in (
         ("machine", info.machine, file.machine),
         ("needed", info.needed, file.needed),
         ("glibc", (*info.glibc, 0, 0)[:2], (file.glibc.major, file.glibc.minor)),
         ("glibcxx", ".".join(map(str, info.glibcxx or (3, 4))), file.glibcxx),
+        ("device code", tuple(map(str, inside["code"])), tuple(map(str, file.code))),
+        ("CPU", inside["cpu"], file.cpu),
         ("CUDA runtime", file.cuda_major if bound.cudart is None else bound.cudart, file.cuda_major),
     ):
         if wanted != found:
@@ -221,7 +231,7 @@ def _bundled(root: Path) -> Iterator[Violation]:
         where = path.relative_to(root).as_posix()
         if xray_verdict.FOREIGN.fullmatch(path.name):
             yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
-        elif path.parent.name != "host" or path.parent.parent.name != FOLDER:
+        elif _text(path) != wheel.GUARD and (path.parent.name != "host" or path.parent.parent.name != FOLDER):
             yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")
 
 
@@ -234,7 +244,7 @@ def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> It
         return
     said = message_from_bytes(metadata.read_bytes())
     requires = said.get_all("Requires-Dist") or []
-    if any(info.host for info in infos) and not any(_REQUIRES.match(text) for text in requires):
+    if any(info.host for info in infos) and not any(REQUIRES.match(text) for text in requires):
         yield Violation("requirements", "METADATA", "Requires-Dist: precast, which the guards import", str(requires))
     public, _, local = name["version"].partition("+")
     for info in infos:

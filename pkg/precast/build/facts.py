@@ -10,7 +10,7 @@ from precast._abi.build_info import HostFile
 from precast._abi.host import TorchInfo
 from precast._abi.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi, is_git_version
 from precast._abi.version import Release
-from precast._builder import bindings, elf
+from precast._builder import bindings, elf, xray
 from precast._builder.bindings import Binding
 from precast.errors import KernelError
 
@@ -76,6 +76,7 @@ def host_file(
         python=python_tag(limited=limited) if bindings.needs_python(name, info, bound) else "none",
         cuda_major=_cuda_major(name, bound, torch),
         debug=debug,
+        **xray.inside(data, info),
     )
 
 

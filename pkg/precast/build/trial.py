@@ -57,13 +57,18 @@ def _try(name: str, root: Path) -> str:
     """Import one module in this process; return the verdict."""
     package, _, last = name.rpartition(".")
     try:
-        downstream.library_file(package, last)
+        downstream.library_file(package or name, last)
     except PrebuiltRefused:
         return _SKIPPED  # for another torch, Python or machine
     except ImportError as error:
         return _why(error, root)
     try:
-        importlib.import_module(name)
+        if (
+            (root / Path(*name.split("."))).with_suffix(".so").is_file()
+        ):  # a guard that only torch.ops.load_library takes
+            downstream.load_library(package, last)
+        else:
+            importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - the module is somebody else's, and whatever it raises is the verdict
         return _why(error, root)
     return _IMPORTED

@@ -12,6 +12,7 @@ from precast._abi.label import Label
 from precast._abi.torch_abi import AbiKind
 from precast._abi.version import CudaVersion
 from precast._builder import sources
+from precast.errors import KernelError
 
 # The whole text of a guard. `import` reaches the compiled module only through it, so no import bypasses the checks.
 GUARD = '''"""Made by precast.build: gives way to the compiled module of this name, once that is known to fit here."""
@@ -43,12 +44,24 @@ def label_of(hosts: Sequence[HostFile], images: Sequence[DeviceFile], torch: Tor
 
 
 def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
-    """The Python and ABI tags of the most restrictive library."""
-    pythons = {file.python for info in infos for file in info.host} - {"none"}
-    exact = sorted(pythons - {"abi3"})
+    """The Python and ABI tags of the most restrictive module; of several Pythons those that every module has.
+
+    KernelError if no Python has every module.
+    """
+    modules: dict[tuple[int, str], set[str]] = {}
+    for index, info in enumerate(infos):
+        for file in info.host:
+            for family in file.families:
+                modules.setdefault((index, family), set()).add(file.python)
+    pythons = set[str]().union(*modules.values())
+    exact = [some for some in modules.values() if not some & {"none", "abi3"}]
     if exact:
-        return exact[0].removesuffix("t"), exact[0]
-    return (_OLDEST, "abi3") if pythons else ("py3", "none")
+        common = sorted(set.intersection(*exact), key=lambda tag: (len(tag), tag))
+        if not common:
+            each = "; ".join(f"{name}: {', '.join(sorted(some))}" for (_, name), some in sorted(modules.items()))
+            raise KernelError(f"there is no Python for which every module was built\n  found   {each}")
+        return ".".join(dict.fromkeys(tag.removesuffix("t") for tag in common)), ".".join(common)
+    return (_OLDEST, "abi3") if "abi3" in pythons else ("py3", "none")
 
 
 def retag(distribution: Any, tag: tuple[str, str]) -> None:

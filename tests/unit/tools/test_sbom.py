@@ -14,10 +14,11 @@ from precast._abi.label import Label
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release
 from precast._builder import headers, matrix
+from precast._builder.wheel_file import moment_of, write_wheel
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import Asked, Audited
 from tools.shared.sbom import NAME, sbom
-from tools.shared.wheel import moment_of, read_wheel, write_wheel
+from tools.shared.wheel import read_wheel
 
 MATRIX = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 EPOCH = 1_700_000_000

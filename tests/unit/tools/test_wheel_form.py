@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from precast._builder.wheel_file import moment_of, write_wheel
 from precast.errors import KernelError
 from tools.guards.archive import differences
-from tools.shared.wheel import Entry, expected_entries, moment_of, read_wheel, record_errors, write_wheel
+from tools.shared.wheel import Entry, expected_entries, read_wheel, record_errors
 from tools.verbs.repair import epoch_of
 
 INFO = "a-1.dist-info"

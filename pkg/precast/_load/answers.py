@@ -1,0 +1,56 @@
+"""Let ``torch.ops.load_library`` open what fits when it is given the path of a guard.
+
+Packages find their libraries by path: ``find_spec(...).origin``, a file finder for extension modules, or a fixed name
+beside ``__init__.py``. In a guarded wheel that path leads to a guard, a short text. The package's ``__init__.py`` calls
+:func:`answer` first, so the path of a guard stands for the library behind it, chosen and verified. Other paths are left
+alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+from precast._load import downstream, prebuilt
+
+MARK = b'"""Made by precast.build'
+_NOT_A_NAME = re.compile(r"\W")
+
+
+def answer() -> None:
+    """Wrap ``torch.ops.load_library`` of this process; a second call changes nothing."""
+    import torch
+
+    usual = torch.ops.load_library
+    if getattr(usual, "opens_guards", False):
+        return
+
+    @functools.wraps(usual)
+    def load_library(path: Any) -> None:
+        usual(resolve(path))  # type: ignore[no-untyped-call]  # functools.wraps loses it
+
+    vars(load_library)["opens_guards"] = True
+    torch.ops.load_library = load_library  # type: ignore[method-assign]
+
+
+def resolve(path: Any) -> Any:
+    """The library behind a guard; any other path unchanged. PrebuiltRefused if no library fits this process."""
+    try:
+        place = Path(path)
+        with place.open("rb") as file:
+            is_guard = file.read(len(MARK)) == MARK
+    except (OSError, TypeError):
+        return path  # torch says what is wrong with it
+    if not is_guard:
+        return path
+    name, folder = name_of(place.name), place.resolve().parent
+    if (folder / downstream.FOLDER / prebuilt.MANIFEST).is_file():
+        folder /= downstream.FOLDER
+    return str(downstream.library_at(folder, folder.parent.name if name == "__init__" else name))
+
+
+def name_of(file: str) -> str:
+    """The name in a manifest of a library with that file name: its first part, with letters, digits and underscores."""
+    return _NOT_A_NAME.sub("_", file.partition(".")[0])

@@ -1,0 +1,194 @@
+"""Read a finished wheel of any build system: its libraries as manifest entries, and the rest of its files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.label import Label
+from precast._abi.torch_abi import Exact
+from precast._abi.version import TorchVersion
+from precast._builder import archives, bindings, torch_names, xray, xray_verdict
+from precast._load import answers, prebuilt
+from precast._load.downstream import inside
+from precast.build import wheel
+from precast.errors import KernelError
+
+_LABEL = re.compile(r"(cu\d{3,4}|cpu)(?![0-9])")
+# What a wheel says of itself; written again for the guarded wheel.
+OWN = ("METADATA", "WHEEL", "RECORD")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The prebuilt files of one package: manifest entries, and the content of each file by its path in the folder."""
+
+    hosts: tuple[HostFile, ...]
+    device: tuple[DeviceFile, ...]
+    data: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else."""
+
+    path: Path
+    name: str
+    version: str
+    platform: str
+    label: Label
+    rest: dict[str, bytes]
+    folders: dict[str, Folder] = field(default_factory=dict)
+    guards: frozenset[str] = frozenset()
+
+    @property
+    def dist_info(self) -> str:
+        """The folder of the metadata."""
+        return f"{self.name}-{self.version}.dist-info"
+
+
+def read(path: Path, torch: TorchVersion | None) -> Finished:
+    """Read a wheel; ``torch`` is the one that built it, if the wheel does not say so.
+
+    KernelError for a library that no guard can stand for, and for one whose torch is not known.
+    """
+    contents = xray.read(path)
+    match = xray.NAME.fullmatch(path.name)
+    if match is None or contents.tag is None:
+        raise KernelError(f"{path} is not a wheel\n  needed  name-version-python-abi-platform.whl")
+    files = _files(path)
+    for name in OWN[:2]:
+        if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
+            raise KernelError(f"{path} is not a wheel\n  found   no {name} in it\n  needed  one in its .dist-info")
+    label = _label(contents.version, torch)
+    made = Finished(path, match["name"], contents.version, contents.tag[2], label, {})
+    folders: dict[str, list[tuple[HostFile, bytes]]] = {}
+    guards = set[str]()
+    taken = set[str]()
+    for folder, info, listed in _manifests(files):
+        made.folders[folder] = Folder(info.host, info.device, {where: files[f"{folder}/{where}"] for where in listed})
+        taken |= {f"{folder}/{prebuilt.MANIFEST}", *(f"{folder}/{where}" for where in listed)}
+    for library in contents.libraries:
+        if library.path not in taken:
+            folder, guard = _places(library)
+            entry = _entry(contents, library, torch, label)
+            folders.setdefault(folder, []).append((entry, library.data))
+            guards.add(guard)
+            taken.add(library.path)
+    rest = {where: data for where, data in files.items() if where not in taken}
+    _refuse_two_meanings(path, guards, rest)
+    for folder, entries in folders.items():
+        old = made.folders.get(folder, Folder((), (), {}))
+        hosts = (*old.hosts, *(entry for entry, _ in entries))
+        made.folders[folder] = Folder(hosts, old.device, old.data | {entry.path: data for entry, data in entries})
+    return replace(made, rest=rest, guards=frozenset(guards))
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    with archives.open_zip(path) as archive:
+        return {member.filename: archive.read(member) for member in archive.files}
+
+
+def _manifests(files: dict[str, bytes]) -> list[tuple[str, BuildInfo, tuple[str, ...]]]:
+    """The manifests of a wheel that precast.build made, each with its folder and the files it lists."""
+    found = []
+    for where in sorted(files):
+        folder, _, name = where.rpartition("/")
+        if name == prebuilt.MANIFEST and folder.rpartition("/")[2] == "_C":
+            info = BuildInfo.from_json(files[where].decode())
+            found.append((folder, info, tuple(info.files)))
+    return found
+
+
+def _label(version: str, torch: TorchVersion | None) -> Label:
+    """The CUDA label of a wheel: of the torch that built it, or of its own local version."""
+    found = _LABEL.search((torch.local or "") if torch is not None and torch.local else version.partition("+")[2])
+    return Label(found[1] if found else "")
+
+
+def _places(library: xray.Library) -> tuple[str, str]:
+    """The folder of the manifest of a library, and the path that its guard takes.
+
+    A Python module leaves a Python file. Any other library leaves a file of its own kind, because packages look for it
+    with a finder of extension modules. A module of no package becomes a package of its name.
+    """
+    package, _, _ = library.module.rpartition(".")
+    name = answers.name_of(PurePosixPath(library.path).name)
+    if not package and library.is_module:
+        return f"{name}/_C", f"{name}/__init__.py"
+    folder = "/".join([*package.split("."), *inside(package)]) if package else "_C"
+    return folder, f"{package.replace('.', '/')}/{name}{'.py' if library.is_module else '.so'}"
+
+
+def _entry(contents: xray.Contents, library: xray.Library, torch: TorchVersion | None, label: Label) -> HostFile:
+    """The manifest entry of a library. KernelError for one that no guard can stand for."""
+    _refuse_unfit(contents, library)
+    abi = _built_by(contents, library, torch)
+    file = xray_verdict.host_file(library, abi)
+    if file is None:
+        raise _bad(library, "functions that no known torch has", "a torch of the table, or a later precast")
+    cuda = file.cuda_major
+    if cuda is None and library.bound.torch_cuda:
+        if label.cuda is None:
+            fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
+            raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
+        cuda = label.cuda.major
+    name = answers.name_of(PurePosixPath(library.path).name)
+    parts = [str(file.abi), *([file.python] if file.python != "none" else []), *([f"cu{cuda}"] if cuda else [])]
+    where = f"host/{name}.{'.'.join(parts)}.{file.sha256[:8]}.so"
+    return replace(file, path=where, families=(name,), cuda_major=cuda)
+
+
+def _refuse_unfit(contents: xray.Contents, library: xray.Library) -> None:
+    there = {name for one in contents.libraries for name in (one.info.soname, PurePosixPath(one.path).name)}
+    linked = sorted({name for name in library.info.needed if name in there})
+    if xray_verdict.FOREIGN.fullmatch(PurePosixPath(library.path).name):
+        raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library", "a wheel without it",
+                   f"auditwheel repair --exclude 'libtorch*' --exclude 'libcu*' {contents.name}")  # fmt: skip
+    if linked:
+        raise _bad(library, f"{', '.join(linked)} of the same wheel, which it would not find from its new place",
+                   "one library, linked statically")  # fmt: skip
+    if bindings.brings_runtime(library.info):
+        raise _bad(library, "a C++ runtime linked into it", "libstdc++.so.6 of the process")
+    if library.error:
+        raise _bad(library, library.error, "machine code and device code that can be read")
+    if library.python == "unknown":
+        raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
+    if not library.is_module and not library.needs_torch:
+        raise _bad(library, "neither PyInit nor a name of torch's", "a Python module, or ops that torch loads")
+
+
+def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersion | None) -> Exact | None:
+    """The torch that built a library with classic C++: the given or stated one, or the only one with all names."""
+    if not library.needs_torch or (library.shims and not library.bound.classic):
+        return None
+    missing = library.missing()
+    fitting = [release for release, names in missing.items() if not names]
+    release = torch.release if torch is not None else contents.stated
+    if release is None and len(fitting) == 1:
+        release = fitting[0]
+    if release is None:
+        found = f"classic C++ that torch {', '.join(map(str, fitting)) or 'of the table'} may have built"
+        fix = f"python -m precast.build guard --torch {fitting[-1] if fitting else '2.13'} {contents.name} -o out"
+        raise _bad(library, found, "the torch that built it", fix)
+    if missing.get(release):
+        found = f"{missing[release][0]}, which torch {release} does not have"
+        raise _bad(library, found, f"torch {', '.join(map(str, fitting)) or 'of another release'}")
+    default = next((one.cxx11 for one in torch_names.recorded() if one.release == release), True)
+    return Exact(release, default if library.cxx11 is None else library.cxx11)
+
+
+def _refuse_two_meanings(path: Path, guards: set[str], rest: dict[str, bytes]) -> None:
+    for guard in sorted(guards & set(rest)):
+        if not wheel.is_guard(rest[guard].decode("utf-8", "replace")):
+            raise KernelError(
+                f"{path.name} has two meanings of {guard}\n"
+                f"  found   a file of that name beside a library\n  needed  one of them under another name"
+            )
+
+
+def _bad(library: xray.Library, found: str, needed: str, fix: str = "") -> KernelError:
+    fix = f"\n  fix     1) {fix}" if fix else ""
+    return KernelError(f"{library.path} cannot be guarded\n  found   {found}\n  needed  {needed}{fix}")

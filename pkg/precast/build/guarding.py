@@ -1,0 +1,215 @@
+"""``python -m precast.build guard WHEEL... -o DIR``: put libraries of finished wheels behind guards, merge wheels.
+
+Wheels of one version that differ only in torch, C++ ABI, CUDA, Python or GPU targets become one. The same decision that
+chooses precast's own libraries chooses among theirs. No source changes, but for one line in each package's
+``__init__.py`` of the wheel, so that ``torch.ops.load_library`` opens what is behind a guard. The output is the same
+bytes for the same input, and must pass the audit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi.label import Label
+from precast._abi.torch_abi import Exact
+from precast._abi.version import TorchVersion
+from precast._builder import wheel_file
+from precast._load import prebuilt
+from precast._version import __version__
+from precast.build import audit, finished, wheel
+from precast.build.finished import Finished
+from precast.errors import KernelError
+
+# Inserted into the package of a guarded library.
+ANSWER = "__import__('precast.build').build.answer()  # precast.build: torch.ops.load_library opens what fits\n"
+_TORCH = re.compile(r"Requires-Dist: torch(?![\w.-])(?P<rest>[^\n]*)\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Guard the wheels; print each output. Exit status 1: the audit refused an output, which is then removed."""
+    parser = argparse.ArgumentParser(prog="python -m precast.build guard", description=__doc__)
+    parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL", help="finished wheels, of any build system")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="the folder for guarded wheels")
+    parser.add_argument(
+        "--torch", type=TorchVersion.parse, metavar="VERSION",
+        help="the torch that built wheels which do not say it: 2.13.0 or 2.13.0+cu130",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    try:
+        made = guard(options.wheels, options.out, options.torch)
+        refused = audit.report(made)
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if refused:
+        for path in made:
+            path.unlink()
+    return refused
+
+
+def guard(wheels: Iterable[Path], out: Path, torch: TorchVersion | None = None) -> list[Path]:
+    """Write one guarded wheel for each distribution, version and platform. KernelError says which wheels differ."""
+    groups: dict[tuple[str, str, str], list[Finished]] = {}
+    for one in (finished.read(path, torch) for path in wheels):
+        machine = "aarch64" if one.platform.endswith("aarch64") else "x86_64"
+        groups.setdefault((one.name, one.version.partition("+")[0], machine), []).append(one)
+    out.mkdir(parents=True, exist_ok=True)
+    return [_write(group, out) for _, group in sorted(groups.items())]
+
+
+def _write(group: list[Finished], out: Path) -> Path:
+    first = group[0]
+    files = _same_files(group)
+    infos = {}
+    for folder in sorted({folder for one in group for folder in one.folders}):
+        info, data = _merged(group, folder)
+        infos[folder] = info
+        files |= {f"{folder}/{where}": content for where, content in data.items()}
+        files[f"{folder}/{prebuilt.MANIFEST}"] = info.to_json().encode()
+    for place in sorted(frozenset().union(*(one.guards for one in group))):
+        files[place] = wheel.GUARD.encode()
+        top = f"{place.partition('/')[0]}/__init__.py"
+        if place != top and top in files:
+            files[top] = answering(files[top].decode()).encode()
+    version, tag = _version(group), wheel.tag_of(infos.values())
+    platform = max((one.platform for one in group), key=_strictness)
+    dist_info = f"{first.name}-{version}.dist-info"
+    files[f"{dist_info}/METADATA"] = _metadata(first, version, infos.values()).encode()
+    files[f"{dist_info}/WHEEL"] = _wheel(first, tag, platform).encode()
+    path = out / f"{first.name}-{version}-{tag[0]}-{tag[1]}-{platform}.whl"
+    wheel_file.write_wheel(path, dist_info, files, int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
+    return path
+
+
+def _same_files(group: list[Finished]) -> dict[str, bytes]:
+    """The files that are no libraries; KernelError names the first that two wheels have in different forms."""
+    version = _version(group)
+    found: dict[str, tuple[bytes, Path]] = {}
+    names = [_renamed(one, version) for one in group]
+    for one, files in zip(group, names, strict=True):
+        for where, content in files.items():
+            other = found.setdefault(where, (content, one.path))
+            if other[0] != content:
+                raise _differ(where, other[1], one.path, "the same bytes in both")
+    for one, files in zip(group, names, strict=True):
+        lacking = sorted(found.keys() - files.keys())
+        if lacking:
+            raise _differ(lacking[0], found[lacking[0]][1], one.path, "it in both, or in neither")
+    return {where: content for where, (content, _) in found.items()}
+
+
+def _renamed(one: Finished, version: str) -> dict[str, bytes]:
+    """The files of a wheel but for what it says of itself, with the folders named after its version renamed."""
+    own = {f"{one.dist_info}/{name}" for name in finished.OWN}
+    old, new = f"{one.name}-{one.version}.", f"{one.name}-{version}."
+    kept = {where: content for where, content in one.rest.items() if where not in own}
+    return {new + where[len(old) :] if where.startswith(old) else where: content for where, content in kept.items()}
+
+
+def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, bytes]]:
+    """The manifest of one package over all wheels, and the files that it lists."""
+    hosts: dict[str, tuple[HostFile, Path]] = {}
+    device: dict[str, DeviceFile] = {}
+    data: dict[str, bytes] = {}
+    for one in group:
+        part = one.folders.get(folder)
+        for file in part.hosts if part is not None else ():
+            _refuse_twin(file, one.path, hosts)
+            hosts[file.path] = (file, one.path)
+        for image in part.device if part is not None else ():
+            other = device.setdefault(image.name, image)
+            if other != image:
+                raise _differ(image.name, one.path, one.path, "one image for each GPU target")
+        data |= part.data if part is not None else {}
+    labels = {one.label for one in group}
+    source = hashlib.sha256("".join(sorted(file.sha256 for file, _ in hosts.values())).encode()).hexdigest()
+    info = BuildInfo(
+        version=_version(group).partition("+")[0],
+        label=labels.pop() if len(labels) == 1 else Label(""),
+        mode=BuildMode.RELEASE,
+        commit=None,
+        dirty=False,
+        source_digest=source,
+        host=tuple(file for _, (file, _) in sorted(hosts.items())),
+        device=tuple(device.values()),
+    )
+    return info, data
+
+
+def _refuse_twin(file: HostFile, path: Path, known: dict[str, tuple[HostFile, Path]]) -> None:
+    """Refuse a second library for the same torch, Python, CUDA and GPUs: nothing could choose between the two."""
+    for other, origin in known.values():
+        alike = [(one.families, one.abi, one.python, one.cuda_major, one.code, one.cpu) for one in (file, other)]
+        if alike[0] == alike[1] and file.sha256 != other.sha256:
+            needed = "another torch, Python, CUDA or GPU target for each"
+            raise _differ(f"{file.families[0]} for {file.abi}, Python {file.python}", origin, path, needed)
+
+
+def _version(group: list[Finished]) -> str:
+    """The version that all wheels have; without a local part if they differ in that."""
+    versions = {one.version for one in group}
+    return versions.pop() if len(versions) == 1 else group[0].version.partition("+")[0]
+
+
+def _strictness(platform: str) -> tuple[int, ...]:
+    """How much of a machine a platform tag asks for: a plain Linux tag promises nothing, so it comes last."""
+    numbers = re.findall(r"manylinux_(\d+)_(\d+)", platform)
+    if numbers:
+        return min(tuple(map(int, pair)) for pair in numbers)
+    return (2, 17) if "manylinux" in platform else (99,)
+
+
+def _metadata(one: Finished, version: str, infos: Iterable[BuildInfo]) -> str:
+    """METADATA with the version, precast, and the torches that libraries are for."""
+    text = one.rest[f"{one.dist_info}/METADATA"].decode("utf-8")
+    head, blank, body = text.partition("\n\n")
+    head = re.sub(r"(?m)^Version: .*$", f"Version: {version}", head + "\n")
+    releases = sorted({file.abi.release for info in infos for file in info.host if isinstance(file.abi, Exact)})
+    if releases:
+        last = releases[-1]
+        between = [f"!={last.major}.{minor}.*" for minor in range(releases[0].minor, last.minor)
+                   if last.major == releases[0].major and not any(r.minor == minor for r in releases)]  # fmt: skip
+        only = ",".join([f">={releases[0]}", f"<{last.major}.{last.minor + 1}", *between])
+        head = _TORCH.sub("", head) + f"Requires-Dist: torch{only}\n"
+    if not audit.REQUIRES.search(head):
+        head += f"Requires-Dist: precast>={__version__}\n"
+    return head + (blank[1:] + body if blank else "")
+
+
+def _wheel(one: Finished, tag: tuple[str, str], platform: str) -> str:
+    """WHEEL with one line for each combination of tags."""
+    lines = one.rest[f"{one.dist_info}/WHEEL"].decode("utf-8").splitlines()
+    kept = [line for line in lines if line.strip() and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
+    tags = [
+        f"Tag: {python}-{abi}-{place}"
+        for python in tag[0].split(".") for abi in tag[1].split(".") for place in platform.split(".")
+    ]  # fmt: skip
+    return "\n".join([*kept, "Root-Is-Purelib: false", *tags, ""])
+
+
+def answering(source: str) -> str:
+    """The source of a package with the line that lets torch open its guards, after docstring and future imports."""
+    if ANSWER in source:
+        return source
+    last = 0
+    for node in ast.parse(source).body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+            break
+        last = node.end_lineno or last
+    lines = source.splitlines(keepends=True)
+    if last and not lines[last - 1].endswith("\n"):
+        lines[last - 1] += "\n"
+    return "".join([*lines[:last], ANSWER, *lines[last:]])
+
+
+def _differ(what: str, first: Path, second: Path, needed: str) -> KernelError:
+    return KernelError(f"two wheels cannot be merged\n  found   {what}, in {first} and {second}\n  needed  {needed}")

@@ -1,0 +1,366 @@
+"""``python -m precast.build guard``: finished wheels of any build system behind guards, and several merged into one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import platform
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from precast._abi.build_info import BuildInfo
+from precast._abi.capability import ComputeCapability
+from precast._abi.host import Gpu, Host
+from precast._abi.settings import Settings
+from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._load import answers, downstream, probe
+from precast.build import __main__ as build_main
+from precast.build import guarding
+from precast.errors import PrebuiltRefused
+from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+# Python's own interface and one name of torch's classic C++, compiled without torch's headers.
+MODULE = """
+#include <Python.h>
+namespace at {{ int get_num_threads(); }}
+static PyObject* built(PyObject*, PyObject*) {{ at::get_num_threads(); return PyLong_FromLong({mark}); }}
+static PyMethodDef methods[] = {{{{"built", built, METH_NOARGS, ""}}, {{nullptr, nullptr, 0, nullptr}}}};
+static PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", nullptr, -1, methods}};
+PyMODINIT_FUNC PyInit_{name}() {{ return PyModule_Create(&module); }}
+"""
+# A library that torch.ops.load_library opens; it tells by the environment that it ran.
+OPS = """
+#include <stdlib.h>
+namespace at {{ int get_num_threads(); }}
+__attribute__((constructor)) static void start() {{ at::get_num_threads(); setenv("GUARDED_OPS", "{mark}", 1); }}
+"""
+HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
+SUFFIX = f".cpython-{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}-linux-gnu.so"
+PLATFORM = f"linux_{platform.machine()}"
+INIT = '"""Ops."""\nfrom __future__ import annotations\nimport torch\n'
+# The three ways in which packages look for a library.
+FINDERS = {
+    "spec.origin": "import importlib.machinery, os\n"
+    "torch.ops.load_library(importlib.machinery.PathFinder().find_spec('_ops', [os.path.dirname(__file__)]).origin)\n",
+    "file finder": "import os\nfrom importlib import machinery as m\n"
+    "f = m.FileFinder(os.path.dirname(__file__), (m.ExtensionFileLoader, m.EXTENSION_SUFFIXES))\n"
+    "torch.ops.load_library(f.find_spec('_ops').origin)\n",
+    "a fixed name": "from pathlib import Path\ntorch.ops.load_library(Path(__file__).parent / '_ops.so')\n",
+}
+FOREIGN_PYTHON = "cp399"
+
+
+def library(folder: Path, source: str, *options: str, torch_linked: bool = True) -> bytes:
+    import torch
+
+    (folder / "code.cpp").write_text(source)
+    libraries = Path(torch.__file__).parent / "lib"
+    subprocess.run(
+        ["g++", "-O1", "-fPIC", "-shared", f"-I{sysconfig.get_paths()['include']}", "code.cpp", f"-L{libraries}",
+         "-Wl,--no-as-needed", *(["-ltorch_cpu", "-lc10"] if torch_linked else []), *options, "-o", "code.so"],
+        cwd=folder, check=True,
+    )  # fmt: skip
+    return (folder / "code.so").read_bytes()
+
+
+def with_code(folder: Path, data: bytes, *targets: bytes) -> bytes:
+    """The library with device code, as nvcc puts it in."""
+    (folder / "plain.so").write_bytes(data)
+    (folder / "fat").write_bytes(fat(*targets))
+    subprocess.run(["objcopy", "--add-section", ".nv_fatbin=fat", "plain.so", "coded.so"], cwd=folder, check=True)
+    return (folder / "coded.so").read_bytes()
+
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write a wheel as a build system leaves it, into a folder of its own."""
+    count = iter(range(99))
+
+    def write(
+        files: dict[str, bytes | str],
+        version: str = "1.0",
+        python: str = HERE,
+        requires: str = "torch",
+        name: str = "ops",
+    ) -> Path:
+        folder, version = tmp_path / f"dist{next(count)}", "1.0"
+        folder.mkdir()
+        path = folder / f"{name}-{version}-{python}-{python}-{PLATFORM}.whl"
+        info = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(path, "w") as archive:
+            for where, data in files.items():
+                archive.writestr(where, data)
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n\nText.\n"
+            archive.writestr(f"{info}/METADATA", metadata)
+            archive.writestr(
+                f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: cmake\nTag: {python}-{python}-{PLATFORM}\n"
+            )
+            archive.writestr(f"{info}/RECORD", "")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
+    """Install a wheel where this process finds it, and forget it afterwards."""
+    before = set(sys.modules)
+    import torch
+
+    usual = vars(torch.ops).get("load_library")
+
+    def install(wheel: Path) -> Path:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(tmp_path / "site")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        importlib.invalidate_caches()
+        return tmp_path / "site"
+
+    yield install
+    vars(torch.ops).pop("load_library", None)
+    if usual is not None:
+        vars(torch.ops)["load_library"] = usual
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("ops", "lone"):
+            del sys.modules[name]
+
+
+def guarded(out: Path, *wheels: Path, torch: str | None = None) -> Path:
+    arguments = ["guard", *map(str, wheels), "-o", str(out), *(["--torch", torch] if torch else [])]
+    assert build_main.main(arguments) == 0
+    (made,) = out.iterdir()
+    return made
+
+
+def refused(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> str:
+    assert build_main.main(["guard", *map(str, arguments), "-o", str(out)]) in (1, 2)
+    assert not out.exists() or not list(out.iterdir())
+    said = capsys.readouterr()
+    return said.out + said.err
+
+
+def this_torch() -> str:
+    import torch
+
+    return torch.__version__
+
+
+def other_torch(minor: int) -> str:
+    release = TorchVersion.parse(this_torch()).release
+    return f"{release.major}.{release.minor + minor}.0"
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, change: Callable[[Host], Host]) -> None:
+    host = change(probe.probe_host(Settings(), gpus=False))
+    monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: host)
+
+
+def on_torch(version: str) -> Callable[[Host], Host]:
+    def change(host: Host) -> Host:
+        assert host.torch is not None
+        return replace(host, torch=replace(host.torch, version=TorchVersion.parse(version)))
+
+    return change
+
+
+def manifest(wheel: Path, where: str = "ops/_C/build_info.json") -> BuildInfo:
+    with zipfile.ZipFile(wheel) as archive:
+        return BuildInfo.from_json(archive.read(where).decode())
+
+
+def test_a_module_of_any_build_system_is_guarded_and_works(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path]
+) -> None:
+    plain = make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": library(tmp_path, MODULE.format(name="_C", mark=7))})
+    wheel = guarded(tmp_path / "out", plain, torch=this_torch())
+    folder = site(wheel)
+    assert importlib.import_module("ops._C").built() == 7
+    (file,) = manifest(wheel).host
+    assert (
+        file.python == HERE
+        and str(file.abi).startswith("torch-2.")
+        and "/ops/_C/host/" in sys.modules["ops._C"].__file__
+    )  # type: ignore[operator]
+    metadata = (folder / "ops-1.0.dist-info" / "METADATA").read_text()
+    release = TorchVersion.parse(this_torch()).release
+    assert (
+        f"Requires-Dist: torch>={release},<2.{release.minor + 1}\n" in metadata and "Requires-Dist: precast" in metadata
+    )
+    assert metadata.endswith("\n\nText.\n") and (folder / "ops" / "__init__.py").read_text().startswith(
+        '"""Ops."""\nfrom __f'
+    )
+
+
+@pytest.mark.parametrize("finder", FINDERS)
+def test_a_library_is_found_as_packages_look_for_it(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, finder: str
+) -> None:
+    monkeypatch.setenv("GUARDED_OPS", "")
+    code = library(tmp_path, OPS.format(mark=finder))
+    site(
+        guarded(
+            tmp_path / "out", make({"ops/__init__.py": INIT + FINDERS[finder], "ops/_ops.so": code}), torch=this_torch()
+        )
+    )
+    importlib.import_module("ops")
+    import torch
+
+    (opened,) = [path for path in torch.ops.loaded_libraries if str(tmp_path) in path]
+    assert "/ops/_C/host/_ops.torch-2." in opened
+    answers.answer()  # a second time changes nothing
+    assert torch.ops.load_library.__wrapped__.__name__ == "load_library"  # type: ignore[attr-defined]
+    assert answers.resolve(tmp_path / "nothing.so") == tmp_path / "nothing.so" and answers.resolve(None) is None
+
+
+def test_a_library_that_does_not_fit_is_refused_by_its_path(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = library(tmp_path, OPS.format(mark=1))
+    source = INIT + FINDERS["a fixed name"]
+    site(guarded(tmp_path / "out", make({"ops/__init__.py": source, "ops/_ops.so": code}), torch=this_torch()))
+    pretend(monkeypatch, on_torch("2.99.0"))
+    with pytest.raises(PrebuiltRefused, match=r"rejected \(torch-abi\): needs torch 2\.\d+ with .*found torch 2.99.0"):
+        importlib.import_module("ops")
+
+
+def test_a_module_of_no_package_becomes_one(tmp_path: Path, make: Make, site: Callable[[Path], Path]) -> None:
+    code = library(tmp_path, MODULE.format(name="lone", mark=5))
+    wheel = guarded(tmp_path / "out", make({f"lone{SUFFIX}": code}, name="lone_dist"), torch=this_torch())
+    site(wheel)
+    assert importlib.import_module("lone").built() == 5
+    assert answers.resolve(tmp_path / "site" / "lone" / "__init__.py").endswith(".so")
+
+
+def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torches = {1: this_torch(), 2: other_torch(-2)}
+    single = []
+    for mark, torch in torches.items():
+        plain = make(
+            {"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": library(tmp_path, MODULE.format(name="_C", mark=mark))}
+        )
+        single.append(guarded(tmp_path / f"single{mark}", plain, torch=torch))
+    merged = guarded(tmp_path / "out", *single)
+    again = guarded(tmp_path / "again", *reversed(single))
+    assert merged.read_bytes() == again.read_bytes(), "the same bytes in any order"
+    folder = site(merged)
+    release = TorchVersion.parse(this_torch()).release
+    wanted = f"torch>=2.{release.minor - 2},<2.{release.minor + 1},!=2.{release.minor - 1}.*"
+    assert f"Requires-Dist: {wanted}\n" in (folder / "ops-1.0.dist-info" / "METADATA").read_text()
+    assert importlib.import_module("ops._C").built() == 1
+    pretend(monkeypatch, on_torch(torches[2]))
+    other = downstream.library_file("ops", "_C")
+    assert f"torch-2.{release.minor - 2}" in other.name
+    pretend(monkeypatch, on_torch(other_torch(-1)))
+    with pytest.raises(PrebuiltRefused) as caught:
+        downstream.library_file("ops", "_C")
+    for minor in (release.minor, release.minor - 2):  # it says which torches it is for
+        assert f"torch 2.{minor}" in str(caught.value) or f"torch-2.{minor}" in str(caught.value)
+
+
+def test_wheels_for_several_pythons_and_gpus_are_one(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = library(tmp_path, MODULE.format(name="_C", mark=1))
+    older = with_code(tmp_path, code, entry(SASS, 80, LZ4), entry(PTX, 80, LZ4))
+    newer = with_code(tmp_path, code, entry(SASS, 90, LZ4))
+    init = {"ops/__init__.py": INIT}
+    wheels = [
+        make({**init, f"ops/_C{SUFFIX}": older}),
+        make({**init, f"ops/_C{SUFFIX}": newer}),
+        make({**init, f"ops/_C{SUFFIX.replace(HERE[2:], FOREIGN_PYTHON[2:])}": code}, python=FOREIGN_PYTHON),
+    ]
+    merged = guarded(tmp_path / "out", *wheels, torch=this_torch())
+    assert merged.name == f"ops-1.0-{HERE}.{FOREIGN_PYTHON}-{HERE}.{FOREIGN_PYTHON}-{PLATFORM}.whl"
+    site(merged)
+    by_hash = {file.sha256: file.path for file in manifest(merged).host}
+
+    def chosen(gpu: str, driver: str = "13.0") -> str:
+        named = Gpu(0, ComputeCapability.parse(gpu), "a GPU")
+        with monkeypatch.context() as patch:
+            pretend(patch, lambda host: replace(host, gpus=(named,), driver=CudaVersion.parse(driver)))
+            return "host/" + downstream.library_file("ops", "_C").name
+
+    assert chosen("9.0") == by_hash[hashlib.sha256(newer).hexdigest()]
+    assert chosen("8.6") == chosen("10.0") == by_hash[hashlib.sha256(older).hexdigest()]
+    for gpu, driver, why in (("7.5", "13.0", r"arch"), ("10.0", "12.0", r"driver.*CUDA 12.9")):
+        with pytest.raises(PrebuiltRefused, match=rf"rejected \({why}"):
+            chosen(gpu, driver)
+    with monkeypatch.context() as patch:
+        pretend(patch, lambda host: replace(host, python=Release(3, 99)))
+        assert downstream.library_file("ops", "_C").name.startswith(
+            f"_C.torch-2.{TorchVersion.parse(this_torch()).release.minor}"
+        )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are those of x86_64")
+def test_a_processor_without_the_instructions_is_refused(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MODULE.format(name="_C", mark=1) + "void f(double* a) { for (int i = 0; i < 64; i++) a[i] += 1; }"
+    code = library(tmp_path, source, "-O3", "-mavx512f", "-mprefer-vector-width=512")
+    wheel = guarded(tmp_path / "out", make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": code}), torch=this_torch())
+    assert "avx512f" in manifest(wheel).host[0].cpu
+    site(wheel)
+    monkeypatch.setattr("precast._builder.toolchain.cpu_features", lambda: frozenset({"avx", "avx2"}))
+    with pytest.raises(PrebuiltRefused, match=r"rejected \(cpu-level\): needs a processor with .*avx512f"):
+        downstream.library_file("ops", "_C")
+
+
+def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    module = library(tmp_path, MODULE.format(name="_C", mark=1))
+    inner = library(tmp_path, OPS.format(mark=1), "-Wl,-soname,libinner.so")
+    (tmp_path / "libinner.so").write_bytes(inner)
+    outer = library(tmp_path, OPS.format(mark=2), "-L.", "-linner")
+    alone = library(tmp_path, "int f;", torch_linked=False)
+    absent = library(
+        tmp_path, "namespace at { int no_such(); }\n" + OPS.format(mark=1).replace("get_num", "no_such_num")
+    )
+    init: dict[str, bytes | str] = {"ops/__init__.py": INIT}
+    cases: list[tuple[dict[str, bytes | str], tuple[str, ...], str]] = [
+        ({f"ops/_C{SUFFIX}": module}, (), "classic C++ that torch"),
+        ({"ops/_ops.so": outer, "ops/libinner.so": inner}, ("--torch", this_torch()), "libinner.so of the same wheel"),
+        ({"ops/_plain.so": alone}, ("--torch", this_torch()), "neither PyInit nor a name of torch's"),
+        ({"ops/_ops.so": absent}, ("--torch", this_torch()), "which torch 2"),
+        ({f"ops/_C{SUFFIX}": module, "ops/_C.py": "x = 1"}, ("--torch", this_torch()), "two meanings of ops/_C.py"),
+        ({f"ops/_C{SUFFIX}": module, "stray.txt": "x"}, ("--torch", this_torch()), "ownership: stray.txt"),
+        ({"ops/libtorch_cpu.so": inner}, ("--torch", this_torch()), "a copy of torch's"),
+    ]
+    for files, options, why in cases:
+        assert why in refused(capsys, tmp_path / "out", make({**init, **files}), *options)
+
+
+def test_wheels_that_differ_in_more_are_not_merged(
+    tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (library(tmp_path, MODULE.format(name="_C", mark=mark)) for mark in (1, 2))
+    first = make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": one})
+    for files, why in (
+        ({"ops/__init__.py": INIT + "x = 1\n", f"ops/_C{SUFFIX}": one}, "ops/__init__.py"),
+        ({"ops/__init__.py": INIT, "ops/more.py": "", f"ops/_C{SUFFIX}": one}, "ops/more.py"),
+        ({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": two}, "_C for torch-2"),
+    ):
+        said = refused(capsys, tmp_path / "out", first, make(dict(files)), "--torch", this_torch())
+        assert "two wheels cannot be merged" in said and why in said
+
+
+def test_the_line_goes_behind_docstring_and_future_imports() -> None:
+    for before, after in (("", "x = 1\n"), ('"""Doc."""\n', "import a\n"), ("from __future__ import annotations", "")):
+        made = guarding.answering(before + after)
+        assert guarding.ANSWER in made and made.startswith(before) and guarding.answering(made) == made
+        compile(made, "made", "exec")
