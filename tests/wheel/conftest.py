@@ -1,4 +1,4 @@
-"""Wheels, built once for all tests here, away from the checkout's own environment, in a build cache of their own."""
+"""Wheels, built once for all tests here, away from the checkout's own environment."""
 
 from __future__ import annotations
 
@@ -14,17 +14,43 @@ from typing import Any
 import pytest
 
 from examples import downstream
+from precast._abi.settings import Settings
+from precast._builder import matrix
+from precast._builder.roots import default_root
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# The oldest NVRTC, the first that writes cubins in both layouts, one of CUDA 13, and none. The device code of a label
-# takes minutes to compile, so a quick run has one label with device code and the one without.
+# The oldest NVRTC, the first that writes cubins in both layouts, two of CUDA 13, and none. The device code of a label
+# takes minutes to compile, so a quick run has the label without any, and +cu130 for half of its GPUs.
 QUICK_LABELS = ("cu130", "cpu")
-LABELS = ("cu121", "cu128", *QUICK_LABELS)
+LABELS = ("cu121", "cu128", "cu132", *QUICK_LABELS)
+FEWER_GPUS = {
+    '["7.5", "8.0", "8.6", "9.0", "10.0", "11.0", "12.0"]\nptx = ["9.0"]\ndriver = { sass = "13.0", ptx = "13.0" }': (
+        '["8.0", "9.0", "12.0"]\nptx = ["9.0"]\ndriver = { sass = "13.0", ptx = "13.0" }'
+    ),
+    # The wheel without a label takes some of these, and no test builds it.
+    '"sm_120", "compute_90"], cu130 = ["sm_110"]': '"compute_90"], cu130 = ["sm_120"]',
+}
 EACH_LABEL = [pytest.param(label, marks=() if label in QUICK_LABELS else pytest.mark.long) for label in LABELS]
 # Slim wheels: the library for the stable ABI alone. Those for the classic ABI are proved in their torch.
 ONLY_TORCH = "2.13"
 # What would change a build, or find the checkout's package instead of the installed one.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX", "XDG_CACHE_HOME")
+
+
+def _fewer_gpus(text: str) -> str:
+    for full, fewer in FEWER_GPUS.items():
+        assert text.count(full) == 1, f"matrix.toml has no longer one {full}"
+        text = text.replace(full, fewer)
+    return text
+
+
+_MATRIX = (CHECKOUT / "matrix.toml").read_text()
+MATRIX = matrix.parse(tomllib.loads(_fewer_gpus(_MATRIX)))  # of the tree that is built here
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Install = Callable[..., "Installed"]
@@ -48,18 +74,38 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tree(work: Path) -> Path:
-    """A copy of the checkout with its history: builds see one state, and the checkout sees no build."""
+    """A copy of the checkout with its history and fewer GPUs: builds see one state, and the checkout sees no build."""
     ignored = shutil.ignore_patterns(".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "*.egg-info")
-    return Path(shutil.copytree(CHECKOUT, work / "tree", ignore=ignored, symlinks=True))
+    copy = Path(shutil.copytree(CHECKOUT, work / "tree", ignore=ignored, symlinks=True))
+    (copy / "matrix.toml").write_text(_fewer_gpus(_MATRIX))
+    return copy
 
 
 @pytest.fixture(scope="session")
-def run(work: Path) -> Run:
+def builds() -> Path:
+    """The build cache of whoever runs the tests: those of the ops compile the same objects."""
+    return default_root(Settings.from_env(os.environ))
+
+
+@pytest.fixture
+def lend_objects(builds: Path) -> Callable[[Path], None]:
+    """Put what has been compiled into a cache of the test's own, so that a build there only links."""
+
+    def lend(cache: Path) -> None:
+        if (builds / "v1" / "objects").is_dir():
+            shutil.copytree(builds / "v1" / "objects", cache / "v1" / "objects", dirs_exist_ok=True)
+            cache.chmod(0o700)
+
+    return lend
+
+
+@pytest.fixture(scope="session")
+def run(work: Path, builds: Path) -> Run:
     """Run a command away from the checkout, with a clean environment; a failure shows what it said."""
 
     def run(*command: object, expect: int = 0, **variables: object) -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        env |= {"PRECAST_CACHE_DIR": str(work / "cache"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1"}
+        env |= {"PRECAST_CACHE_DIR": str(builds), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1"}
         env |= {name: str(value) for name, value in variables.items()}
         words = [str(word) for word in command]
         done = subprocess.run(words, env=env, cwd=work, capture_output=True, text=True, timeout=1200, check=False)

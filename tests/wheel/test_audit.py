@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from precast._abi.capability import TargetKind
-from precast._builder import matrix, packing
+from precast._builder import packing
 from tools import guards
 from tools.guards.subject import Asked, Verdict
 from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
 
 from . import libraries
-from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH, Run
+from .conftest import EACH_LABEL, MATRIX, ONLY_TORCH, Run
 from .tampering import (
     HOST,
     LICENCE,
@@ -48,7 +48,6 @@ from .tampering import (
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
-MATRIX = matrix.load(CHECKOUT / "matrix.toml")
 ASKED = Asked(only_torch=ONLY_TORCH)
 
 SHIM = "precast/csrc/torch_stable/include/torch/csrc/stable/c/shim.h"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,10 @@ def test_cuda_ext_refuses_a_target_that_nvrtc_does_not_know(install: Install, tr
     "ahead", [pytest.param(False, marks=pytest.mark.long, id="plain"), pytest.param(True, id="CUDA_EXT")]
 )
 def test_editable_builds_into_the_cache_and_never_into_the_tree(
-    venv: Path, run: Run, tree: Path, tmp_path: Path, ahead: bool
+    venv: Path, run: Run, tree: Path, tmp_path: Path, ahead: bool, lend_objects: Callable[[Path], None]
 ) -> None:
     cache = tmp_path / "cache"
+    lend_objects(cache)
     variables: dict[str, object] = {"PRECAST_CACHE_DIR": cache, **({"CUDA_EXT": "1"} if ahead else {})}
     run(venv, "-m", "pip", "install", "--no-deps", "-e", tree, **variables)
     assert (cache / "v1" / "rms_norm").is_dir() is ahead
@@ -123,10 +125,13 @@ def test_uv_reuses_whatever_it_built_first(uv: str, run: Run, sdist: Path, tmp_p
     assert modes == (["machine", "machine"] if ahead_first else ["pure", "pure"]), "uv has learned to tell them apart"
 
 
-def test_the_sdist_installs_and_builds_offline(install: Install, sdist: Path, tmp_path: Path) -> None:
+def test_the_sdist_installs_and_builds_offline(
+    install: Install, sdist: Path, tmp_path: Path, lend_objects: Callable[[Path], None]
+) -> None:
     installed = install("--no-build-isolation", sdist, **DEAD_NETWORK, PRECAST_CACHE_DIR=tmp_path / "empty")
     cache = tmp_path / "also empty"
     assert installed.python(RUN_ONE, PRECAST_CACHE_DIR=cache, **DEAD_NETWORK).startswith(f"{cache}/v1/rms_norm/")
+    lend_objects(cache)
     ahead = install(
         *("--no-build-isolation", "--no-cache-dir", sdist),
         site="ahead",

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from precast._abi.build_info import BuildInfo
-from precast._builder import headers, matrix
+from precast._builder import headers
 from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
 
-from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH
+from .conftest import EACH_LABEL, MATRIX, ONLY_TORCH
 from .tampering import HOST, PTX, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
-
-MATRIX = matrix.load(CHECKOUT / "matrix.toml")
 
 
 def component(name: str, key: str, value: object) -> Change:
