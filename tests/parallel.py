@@ -23,7 +23,8 @@ BUILDS = ("tests/wheel", "tests/load", "tests/downstream", "tests/unit/csrc", "t
 # What takes longest, in that order: a long unit that starts last would run alone at the end.
 LONGEST_FIRST = (
     "tests/examples/test_port.py",
-    *("tests/wheel", "tests/unit/csrc", "tests/ops", "tests/load", "tests/downstream", "tests/defects"),
+    *("tests/wheel", "tests/unit/csrc", "tests/load", "tests/downstream", "tests/workflows", "tests/faults"),
+    *("tests/unit/test_benchmarks.py", "tests/ops", "tests/unit/csrc_cpu", "tests/defects"),
 )
 
 
