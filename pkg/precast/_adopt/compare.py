@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt.recognise import is_sharded
+from precast._adopt.recognise import fsdp_units, is_sharded
 from precast._adopt.report import Comparison
 
 Batch = Mapping[str, Any]
@@ -234,3 +234,5 @@ def _evaluating(model: Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+        for unit in fsdp_units(model):  # the outermost keeps its parameters gathered until a backward
+            unit.reshard()

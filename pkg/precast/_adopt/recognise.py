@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -139,8 +140,12 @@ def version_of(package: str) -> str:
 
 def in_fsdp(model: Module) -> set[int]:
     """The modules whose parameters FSDP2 gathers before a forward, so that they are plain tensors in it."""
-    units = [one for one in model.modules() if any(base.__name__ == "FSDPModule" for base in type(one).__mro__)]
-    return {id(module) for unit in units for module in unit.modules()}
+    return {id(module) for unit in fsdp_units(model) for module in unit.modules()}
+
+
+def fsdp_units(model: Module) -> list[Any]:
+    """The modules that FSDP2 gave its methods."""
+    return [one for one in model.modules() if any(base.__name__ == "FSDPModule" for base in type(one).__mro__)]
 
 
 def is_sharded(module: Module, *, recurse: bool = False) -> bool:

@@ -1,0 +1,92 @@
+"""Cases for two ranks on the CPU: an adopted model under DDP and FSDP2. ``tests.ops.ranks`` runs them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import precast
+from precast._adopt import samples
+from tests.adopt import zoo
+
+
+def prepare(kind: str, folder: Path) -> None:
+    """One thread for each rank."""
+    torch.set_num_threads(1)
+
+
+def _pair() -> tuple[Any, Any, dict[str, Any]]:
+    untouched = zoo.make("qwen3")
+    batch = samples.sample(untouched)
+    assert batch is not None
+    return untouched, copy.deepcopy(untouched), dict(batch)
+
+
+def _losses(model: Any, batch: dict[str, Any]) -> list[float]:
+    """Of some steps; each rank has a row of the batch of its own."""
+    rank = torch.distributed.get_rank()
+    own = {name: value[rank : rank + 1] for name, value in batch.items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(5):
+        loss = model(**own).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+def _assert_close(one: list[float], other: list[float]) -> None:
+    torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-4, atol=1e-5)
+
+
+def data_parallel() -> None:
+    """Adopted inside of DDP, which sees the same parameters and gradients."""
+    untouched, adopted, batch = _pair()
+    wrapped = torch.nn.parallel.DistributedDataParallel(adopted)
+    report = precast.adopt(wrapped)
+    assert report.ok, report
+    assert any(one.output.startswith("gradient") for one in report.compared)
+    _assert_close(_losses(wrapped, batch), _losses(torch.nn.parallel.DistributedDataParallel(untouched), batch))
+
+
+def _sharded(model: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def adopted_before_sharding() -> None:
+    """FSDP2 around an adopted model: a norm's weight is a plain tensor in its forward."""
+    untouched, adopted, batch = _pair()
+    assert precast.adopt(adopted).ok
+    _assert_close(_losses(_sharded(adopted), batch), _losses(_sharded(untouched), batch))
+
+
+def adopted_after_sharding() -> None:
+    """The same, adopted on both ranks when the parameters are sharded; outputs are compared, gradients are not."""
+    untouched, adopted, batch = _pair()
+    report = precast.adopt(_sharded(adopted))
+    assert report.ok, report
+    assert {group.kind for group in report.replaced} == {"rms_norm", "gated_mlp"}
+    assert "gradients, and outputs with hidden parameters: the model is sharded" in report.not_compared
+    _assert_close(_losses(adopted, batch), _losses(_sharded(untouched), batch))
+
+
+def sequence_parallel_is_refused() -> None:
+    """A norm whose weight is a DTensor of no FSDP unit is left alone, by name."""
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    parallelize_module(model, mesh, {"1": SequenceParallel()})
+    report = precast.adopt(model)
+    (group,) = report.left
+    assert group.note == "its parameters are DTensors of no FSDP unit (tensor or sequence parallelism)"
+    assert not report.replaced
