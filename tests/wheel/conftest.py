@@ -212,9 +212,9 @@ def install(tmp_path: Path, run: Run) -> Install:
 
 @pytest.fixture(scope="session")
 def nvrtc_site(work: Path, run: Run) -> Path:
-    """A folder with the NVRTC package of +cu121, the smallest, as an environment with it would have."""
-    site = work / "nvrtc"
-    wanted = "nvidia-cuda-nvrtc-cu12==12.1.105"
+    """A folder with the NVRTC of +cu130, as an environment with it would have; that wheel has the same images."""
+    site, spec = work / "nvrtc", MATRIX.label(matrix.Label("cu130"))
+    wanted = f"{spec.package}=={spec.nvrtc}"
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary=:all:", "--target", site, wanted)
     return site
 
