@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from precast import base_extension, errors, extension, jit, kernel_loader, nn, ops, optim
+    from precast._adopt.hub import kernel_mapping
     from precast._adopt.run import adopt, undo_adopt
     from precast._load.source import Loaded
     from precast._loading import load, prebuild
@@ -36,6 +37,7 @@ _MEMBERS = {
     **dict.fromkeys(("adopt", "undo_adopt"), "precast._adopt.run"),
     **dict.fromkeys(("load", "prebuild"), "precast._loading"),
     "Loaded": "precast._load.source",
+    "kernel_mapping": "precast._adopt.hub",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "extension",
     "jit",
     "kernel_loader",
+    "kernel_mapping",
     "load",
     "nn",
     "ops",

@@ -176,3 +176,9 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _dotted(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
+
+
+def require_module(function: str, model: object) -> None:
+    """Refuse what is no module, in the name of a public function."""
+    if not isinstance(model, Module):
+        raise TypeError(f"{function}: model is a {type(model).__name__}; needed a torch.nn.Module")

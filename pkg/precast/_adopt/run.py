@@ -75,7 +75,7 @@ def undo_adopt(model: Module) -> int:
         precast.adopt(model, torch.randn(4, 64))
         assert precast.undo_adopt(model) == 1
     """
-    _require_module("undo_adopt", model)
+    recognise.require_module("undo_adopt", model)
     mine = [module for module in model.modules() if forwards.is_ours(module.__dict__.get("forward"))]
     for module in mine:
         del module.__dict__["forward"]
@@ -84,7 +84,7 @@ def undo_adopt(model: Module) -> int:
 
 def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False) -> Report:
     """:func:`adopt` by these rules."""
-    _require_module("adopt", model)
+    recognise.require_module("adopt", model)
     started = time.perf_counter()
     found = list(recognise.examine(model, rules))
     exact = [(one, one.fate) for one in found if isinstance(one.fate, Exact)]
@@ -166,8 +166,3 @@ def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:
 
 def _name(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _require_module(function: str, model: object) -> None:
-    if not isinstance(model, Module):
-        raise TypeError(f"{function}: model is a {type(model).__name__}; needed a torch.nn.Module")

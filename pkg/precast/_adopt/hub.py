@@ -1,0 +1,67 @@
+"""Our layers as the ``kernels`` package of Hugging Face takes them: a mapping for ``kernelize``, without the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn import Module
+
+from precast._adopt import recognise
+from precast._adopt.recognise import Exact
+from precast._adopt.rules import RULES
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What ``kernels`` calls a layer repository: ``load`` gives a class, of which it takes the forward."""
+
+    layer_name: str
+    function: Callable[..., Any]
+    given: tuple[Any, ...]
+
+    def load(self) -> type[Module]:
+        """A class without state, with the signature that ``kernels`` compares with that of the replaced class."""
+        function, given = self.function, self.given
+
+        def forward(self: Module, hidden_states: Any) -> Any:
+            return function(self, *given, hidden_states)
+
+        members = {"forward": forward, "has_backward": True, "can_torch_compile": True}
+        return type(self.layer_name, (Module,), members)
+
+
+def kernel_mapping(model: Module) -> dict[str, dict[str, Layer]]:
+    """The mapping from layer names to layers of this package that ``kernels.use_kernel_mapping`` takes.
+
+    A name of the ``kernels`` package says nothing about rounding: ``RMSNorm`` is that of Llama, which rounds before the
+    weight, and that of gpt-oss, which rounds after it. So a name is in the mapping only if one kernel is exact for all
+    modules of ``model`` that have it, by the proof of :func:`precast.adopt`. Nothing is downloaded.
+
+    Args:
+        model: the model to kernelize, with its weights, on a CPU or an NVIDIA GPU.
+
+    Returns:
+        For each layer name, the layer by type of device. It is valid for this model.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+
+    Example::
+
+        mapping = precast.kernel_mapping(torch.nn.Sequential(torch.nn.LayerNorm(64)))
+        assert mapping == {}  # no module here has a layer name
+    """
+    recognise.require_module("kernel_mapping", model)
+    exact = {id(one.module): one.fate for one in recognise.examine(model, RULES) if isinstance(one.fate, Exact)}
+    found: dict[str, set[tuple[str, Layer] | None]] = {}
+    for module in model.modules():
+        name = getattr(type(module), "kernel_layer_name", None)
+        if name is not None:
+            fate = exact.get(id(module))
+            bound = None if fate is None else fate.bind(module)
+            layer = None if bound is None or fate is None else (fate.device, Layer(name, bound.func, bound.args[1:]))
+            found.setdefault(name, set()).add(layer)
+    alone = {name: next(iter(layers)) for name, layers in found.items() if len(layers) == 1}
+    return {name: {layer[0]: layer[1]} for name, layer in alone.items() if layer is not None}
