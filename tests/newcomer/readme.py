@@ -31,18 +31,18 @@ def use(text: str) -> str:
 
 
 def install(text: str, start: str) -> list[str]:
-    """The way to install whose line starts with ``start``, and the second command if that line only builds a wheel."""
+    """The way to install whose line starts with ``start``, and the next line if that one only builds a wheel."""
     part = section(text, "Install")
-    lines = [line.partition("#")[0].strip() for line in blocks(part, "sh")[0].splitlines()]
-    found = [line for line in lines if line.startswith(start)]
+    lines = [line.partition("#")[0].strip() for block in blocks(part, "sh") for line in block.splitlines()]
+    found = [number for number, line in enumerate(lines) if line.startswith(start)]
     if len(found) != 1:
         raise NotInReadme(f"README.md has {len(found)} lines under 'Install' that start with {start!r}, not one")
-    if " wheel " not in found[0]:
-        return found
-    second = re.search(r"`(pip install dist/[^`]+)`", part)
-    if second is None:
+    (number,) = found
+    if " wheel " not in lines[number]:
+        return [lines[number]]
+    if not lines[number + 1].startswith("pip install dist/"):
         raise NotInReadme("README.md does not say how the wheel is installed")
-    return [*found, second[1]]
+    return lines[number : number + 2]
 
 
 def index(guide: str) -> list[str]:

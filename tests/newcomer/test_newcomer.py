@@ -39,7 +39,7 @@ def test_the_readme_has_what_every_row_copies_from_it() -> None:
             ("\npip install . ", "\npip install . # one\npip install . "),
             lambda text: readme.install(text, rows.SOURCES),
         ),
-        (("`pip install dist/", "`uv pip install dist/"), lambda text: readme.install(text, rows.LABEL)),
+        (("\npip install dist/", "\nuv pip install dist/"), lambda text: readme.install(text, rows.LABEL)),
         (("make demo ", "make demonstration "), lambda text: readme.command(text, "demo")),
     ],
 )

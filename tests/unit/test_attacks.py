@@ -1,4 +1,4 @@
-"""docs/reference/attacks.md names tests: each of them exists, and every fault of the GPU side is named."""
+"""tests/ATTACKS.md names tests: each of them exists, and every fault of the GPU side is named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.faults import ROWS, devices
 from tests.fuzz import __main__ as fuzzing
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reference" / "attacks.md"
+PAGE = ROOT / "tests" / "ATTACKS.md"
 
 
 def rows(text: str) -> list[tuple[str, list[str]]]:

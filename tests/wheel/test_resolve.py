@@ -27,6 +27,7 @@ from .conftest import CHECKOUT
 pytestmark = pytest.mark.wheel
 
 GUIDE = (CHECKOUT / "docs/guides/install.md").read_text()
+TABLES = (CHECKOUT / "tests/wheel/RESOLVE.md").read_text()
 REQUIRES = ("torch>=2.4.1", "ninja")
 LABELS = ("", "cu121", "cu130")
 # What would send an installer somewhere else than to the two servers here.
@@ -34,8 +35,8 @@ _FOREIGN = ("PIP_", "UV_", "VIRTUAL_ENV", "PYTHONPATH")
 
 
 def rows(heading: str) -> list[tuple[str, str, str, str]]:
-    """The table after a line of the guide: what is asked for, with what, what pip installs, what uv does."""
-    _, found, rest = GUIDE.partition(heading)
+    """The table after a line: what is asked for, with what, what pip installs, what uv does."""
+    _, found, rest = TABLES.partition(heading)
     assert found, heading
     table = rest.partition("| --- | --- | --- | --- |\n")[2].partition("\n\n")[0]
     cells = [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in table.splitlines()]
@@ -94,7 +95,7 @@ class World:
     def uv_project(self, asked: str, folder: Path) -> str:
         """What uv locks for the project of the guide, with another requirement."""
         (project,) = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-        text = project.replace("precast==$VERSION+cu121", asked).replace("$INDEX", self.index)
+        text = project.replace("precast==$VERSION+cu129", asked).replace("$INDEX/cu129/", f"{self.index}/cu121/")
         (folder / "pyproject.toml").write_text(text)
         done = self.run(self.uv, "lock", "--python", sys.executable, cwd=folder)
         assert done.returncode == 0, done.stderr

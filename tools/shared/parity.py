@@ -64,7 +64,7 @@ def _row(values: Sequence[str]) -> Row:
 
 
 def page(sections: Sequence[Section]) -> str:
-    """The tables: first the counts and the names that raise, then a table for each section."""
+    """The counts and the names that raise; then for each section what needs no change, and a table of what differs."""
     rows = [row for section in sections for row in section.rows]
     counts = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {verdict}" for verdict in VERDICTS)
     lines = [f"{len(rows)} names: {counts}. These raise:", ""]
@@ -72,12 +72,20 @@ def page(sections: Sequence[Section]) -> str:
         raising = [f"`{row.name}`" for row in section.rows if row.verdict == "raises"]
         lines += [f"* {section.title}: {', '.join(raising)}"] if raising else []
     for section in sections:
-        lines += [
-            "",
-            f"## {section.title}",
-            "",
-            "| Name and arguments | Verdict | How, or why |",
-            "| --- | --- | --- |",
-        ]
-        lines += [f"| `{row.shown}` | {row.verdict} | {row.note} |" for row in section.rows]
+        lines += ["", f"## {section.title}", *_section(section)]
     return "\n".join(lines) + "\n"
+
+
+def _section(section: Section) -> list[str]:
+    lines: list[str] = []
+    as_before = [f"`{row.name}`" for row in section.rows if row.verdict in ("same", "better")]
+    if as_before:
+        lines += ["", f"Unchanged calls: {', '.join(as_before)}."]
+    different = [row for row in section.rows if row.verdict not in ("same", "better")]
+    if different:
+        lines += ["", "| Different | How, or why |", "| --- | --- |"]
+        alike: dict[str, list[str]] = {}
+        for row in different:
+            alike.setdefault(f"{'raises: ' * (row.verdict == 'raises')}{row.note}", []).append(f"`{row.name}`")
+        lines += [f"| {', '.join(names)} | {note} |" for note, names in alike.items()]
+    return lines

@@ -20,15 +20,15 @@ from tools.shared import op_pages
 
 # Pages outside ``docs`` that the site has too.
 BESIDE = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "csrc/README.md", "tests/README.md", "tests/gpu/README.md",
-    "tools/README.md", "examples/edits/README.md", "examples/image_ops/README.md", "examples/rowstats/README.md",
-    "examples/rowwise/README.md",
+    "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "csrc/README.md", "csrc/DEVELOP.md",
+    "csrc/FAMILY.md", "csrc/LAUNCH.md", "tests/ATTACKS.md", "tools/README.md", "examples/edits/README.md",
+    "examples/image_ops/README.md", "examples/rowstats/README.md", "examples/rowwise/README.md",
 )  # fmt: skip
 # The modules of the reference that is made from docstrings, with the name of the page.
 MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "errors", "jit")
 # How much a page counts in the search: guides for users come before notes for those who work on precast.
-WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
-WEIGHTS |= {"reference/attacks.md": 0.3, "reference/launch.md": 0.3, "reference/python/": 0.7}
+WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 6, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
+WEIGHTS |= {"reference/python/": 0.7}
 START = "README.md"
 BENCHMARKS = "docs/benchmarks.md"
 CHARTS, TABLE = "<!-- charts -->\n", "<!-- gpu_table -->\n"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin
 
+from precast._builder import metadata
 from precast._version import __version__
 from precast.errors import KernelError
 from tools.shared import wheelhouse
@@ -48,6 +49,7 @@ def draft(folder: Path, tag: str) -> str:
     """Create the draft of a release, or add the files to the draft of an earlier attempt."""
     if tag != f"v{__version__}":
         raise NotPublished(f"the tag is {tag!r}, and this is version {__version__}: it must be v{__version__}")
+    metadata.require_addresses(ROOT)
     files = _files(folder)
     state = _state(tag)
     if state == "public":

@@ -70,7 +70,7 @@ def decisions(root: Path) -> list[tuple[str, str]]:
     """Title and page of each decision, in the order of their list."""
     listed = (root / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
     return [
-        (title, f"decisions/{page}") for title, page in re.findall(r"^\| \[(.+?)\]\((\S+\.md)\)", listed, re.MULTILINE)
+        (title, f"decisions/{page}") for title, page in re.findall(r"^\* \[(.+?)\]\((\S+\.md)\)", listed, re.MULTILINE)
     ]
 
 

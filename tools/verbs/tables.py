@@ -18,7 +18,7 @@ from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix
 from precast.errors import KernelError
-from tools.shared import matrix_picture, parity, served
+from tools.shared import matrix_picture, parity, selector, served, speed
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +52,11 @@ def written(root: Path) -> Mapping[str, str]:
 
 
 def readme(known: Matrix, text: str) -> str:
-    """The table of labels, for choosing one."""
+    """The table of labels, for choosing one, the rule for it, and the sentence on speed."""
     rows = [(f"`{spec.name}`", _serves(known, spec), _gpus(spec)) for spec in known.labels if spec.label.text]
-    return _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
+    text = _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
+    text = _with_words(text, r"(?<=<!-- speed -->\n).*", speed.sentence(speed.read(ROOT / speed.FILE)))
+    return ruled(known, text)
 
 
 def install(known: Matrix, text: str) -> str:
@@ -67,7 +69,54 @@ def install(known: Matrix, text: str) -> str:
         elif spec.label.text:
             rows.append((f"`{spec.name}`", "none", "none", "none"))
     header = "| Label | Driver for machine code | Driver for PTX | Machine code for compute capability |"
-    return _with_rows(text, header, rows)
+    return ruled(known, _with_rows(text, header, rows))
+
+
+def start(known: Matrix, text: str) -> str:
+    """The table of GPUs and labels: which wheel has machine code for which GPU, of the same major too."""
+    labels = [spec for spec in known.labels if spec.label.cuda is not None]
+    names = {gpu: f"{names[0]} ({gpu})" for gpu, names in selector.GPUS.items() if gpu not in selector.ARM_ONLY}
+    head = ["GPU", *(f"`{spec.name}`" for spec in labels)]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for text_of, title in names.items():
+        gpu = ComputeCapability.parse(text_of)
+        cells = ["yes" if any(_is_sass(t) and t.runs_on(gpu) for t in spec.targets) else "" for spec in labels]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    table = "\n".join(lines) + "\n"
+    found, count = re.subn(r"(?<=<!-- gpu_matrix -->\n)(?:\|.*\n)+", table, text)
+    if count != 1:
+        raise KernelError(f"wanted one table after <!-- gpu_matrix -->; found {count}")
+    return found
+
+
+def rule(known: Matrix) -> str:
+    """Which label to take: of the newest major that a driver has, the newest with code for the GPU."""
+    newest = {spec.label.cuda.major: spec for spec in sorted(known.labels, key=_cuda) if spec.label.cuda is not None}
+    parts: list[str] = []
+    newer: set[ComputeCapability] = set()
+    for major, spec in sorted(newest.items(), reverse=True):
+        gpus = {target.capability for target in spec.targets if _is_sass(target)}
+        alone = ", ".join(map(str, sorted(gpus - newer))) if newer else ""
+        parts.append(f"`{spec.name}` for CUDA {major} drivers" + (f" and compute capability {alone}" if alone else ""))
+        newer |= gpus
+    return (
+        "**Which label?** The newest one whose CUDA major your driver has and that holds code for your GPU: "
+        f"{', '.join(parts)}, `cpu` without a GPU. It need not match the CUDA of torch."
+    )
+
+
+def recommended(known: Matrix) -> tuple[str, ...]:
+    """The labels that the rule names."""
+    return tuple(re.findall(r"`(\w+)`", rule(known)))
+
+
+def ruled(known: Matrix, text: str) -> str:
+    """A page with the rule after its mark."""
+    return _with_words(text, r"(?<=<!-- label rule -->\n).*", rule(known))
+
+
+def _cuda(spec: LabelSpec) -> int:
+    return 0 if spec.label.cuda is None else spec.label.cuda.driver_number
 
 
 def wheels(known: Matrix, text: str) -> str:
@@ -165,6 +214,9 @@ def _torch_builds(known: Matrix, machine: str) -> str:
 FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
+    "docs/README.md": start,
+    "docs/install.md": ruled,
+    "docs/questions.md": ruled,
     "docs/concepts/wheels.md": wheels,
     "docs/images/matrix.svg": drawn,
     "docs/reference/settings.md": settings,

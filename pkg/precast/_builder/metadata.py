@@ -24,13 +24,30 @@ _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*)\]\((?![a-z]+:|#
 
 
 def repository(root: Path) -> str:
-    """The address in the pyproject.toml of ``root``, or ""; MatrixError if it is not one of https."""
+    """The address of the repository in the pyproject.toml of ``root``, or ""; MatrixError if it is not one of https."""
+    return _addresses(root)["repository"]
+
+
+def require_addresses(root: Path) -> None:
+    """Raise MatrixError if a release would tell nobody where its repository is, or where to report a vulnerability."""
+    missing = [f'{name} = ""' for name, address in _addresses(root).items() if not address]
+    if missing:
+        raise MatrixError(
+            f"a release needs addresses that are not set\n"
+            f"  found   {', '.join(missing)} in [tool.precast] of pyproject.toml\n"
+            f"  needed  https://host/owner/name, and where a vulnerability is reported privately\n"
+            f"  fix     1) write them into pyproject.toml, and commit"
+        )
+
+
+def _addresses(root: Path) -> dict[str, str]:
     tool = Table(read_toml(root / "pyproject.toml").get("tool", {}).get("precast", {}), "tool.precast")
-    address = tool.take("repository", str)
+    addresses = {"repository": tool.take("repository", str), "security": tool.maybe("security", str) or ""}
     tool.finish()
-    if address and not re.fullmatch(r"https://[^\s/]+/\S*[^\s/]", address):
-        raise MatrixError(f"tool.precast.repository: wanted https://host/owner/name or nothing; found {address!r}")
-    return address
+    for name, address in addresses.items():
+        if address and not re.fullmatch(r"https://[^\s/]+/\S*[^\s/]", address):
+            raise MatrixError(f"tool.precast.{name}: wanted https://host/owner/name or nothing; found {address!r}")
+    return addresses
 
 
 def absolute(text: str, address: str) -> str:

@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.unit.abi import test_truth_table as truth
-
 COLUMNS = {
     "prebuilt": ("yes", "no"),  # whether the wheel holds anything
     "library": ("fits", "no adapter", "does not"),  # its library and this libc, machine; its adapters and this torch
@@ -126,7 +124,7 @@ def cases() -> Iterator[tuple[str, ...]]:
 
 
 def decision_table() -> str:
-    """The first table of the page."""
+    """The table of the page."""
     lines = ["| | prebuilt | library | code for the GPU | builders | `PRECAST_JIT` | outcome | reasons given | |"]
     lines += ["| --- " * 9 + "|"]
     for row in ROWS:
@@ -135,17 +133,4 @@ def decision_table() -> str:
         cells = (row.number, row.prebuilt, row.library, row.gpu, row.builders, mode, row.outcome, reasons, row.meaning)
         lines.append("| " + " | ".join(cells) + " |")
     lines += [f"| {number} | {ANY} | {when} | | | `auto` | | | {then} |" for number, when, then in AFTERWARDS]
-    return "\n".join(lines)
-
-
-def gpu_table() -> str:
-    """The second: one machine and one wheel in each row, and a verdict for each GPU. Other versions are 13.0."""
-    lines = ["| | GPU | code in the wheel | versions | verdict |", "| --- " * 5 + "|"]
-    for row in truth.GPUS:
-        mode = "" if row.jit.value == "auto" else f" (`{row.jit.value}`)"
-        verdicts = "; ".join(row.verdict)
-        here = (row.nvrtc or "none").removesuffix(".88")
-        said = {"wheel": row.toolkit.rpartition(".")[0], "driver": row.driver, "NVRTC": here}
-        versions = ", ".join(f"{what} {version}" for what, version in said.items() if version != "13.0")
-        lines.append("| " + " | ".join((row.story + mode, row.gpu, row.wheel or "none", versions, verdicts)) + " |")
     return "\n".join(lines)

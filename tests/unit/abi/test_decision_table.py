@@ -69,7 +69,7 @@ def test_every_row_is_needed() -> None:
         assert any(row.covers(case) for case in table.cases()), row
 
 
-@pytest.mark.parametrize("name", ["decision_table", "gpu_table"])
+@pytest.mark.parametrize("name", ["decision_table"])
 def test_the_page_shows_the_table(checkout: Path, pytestconfig: pytest.Config, name: str) -> None:
     page = checkout / PAGE
     begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- end of {name} -->"

@@ -1,4 +1,4 @@
-"""docs/reference/launch.md against the code: every range in it is what the host code answers for every width.
+"""csrc/LAUNCH.md against the code: every range in it is what the host code answers for every width.
 
 The ranges come from the families' own functions (launch_table.cpp); what was measured is written here, by hand, with
 where the figure is kept. ``--update-snapshots`` writes the page's table.
@@ -16,7 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 CSRC = ROOT / "csrc"
-PAGE = ROOT / "docs" / "reference" / "launch.md"
+PAGE = CSRC / "LAUNCH.md"
 FAMILIES = (
     "RMS_NORM",
     "RMS_NORM_BACKWARD",
@@ -271,4 +271,4 @@ def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
     ):
         found = re.search(pattern, (CSRC / file).read_text(encoding="utf-8"))
         assert found is not None and int(found[1]) == number, f"{file}: {pattern}"
-        assert phrase in text, f"launch.md does not say {phrase!r}, which is in {file}"
+        assert phrase in text, f"LAUNCH.md does not say {phrase!r}, which is in {file}"

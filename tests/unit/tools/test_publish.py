@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from precast._builder import metadata
 from precast._version import __version__
 from tools import __main__ as tools_main
 from tools.shared import published, wheelhouse
@@ -47,6 +48,12 @@ def finished(tmp_path: Path) -> Path:
         wheelhouse.put(folder, cell, "key", made, 0.0)
     wheelhouse.clear_staging(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The addresses of a release are set; this checkout may have none."""
+    monkeypatch.setattr(metadata, "require_addresses", lambda root: None)
 
 
 @pytest.fixture
@@ -105,6 +112,20 @@ def test_pypi_takes_what_has_no_label(finished: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "pypi").iterdir()) == sorted([PLAIN, SDIST])
 
 
+def test_a_release_that_tells_nobody_where_to_report_is_refused(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()  # of the addresses
+    monkeypatch.setattr(publish_verb, "ROOT", tmp_path)
+    for written, missing in (
+        ('repository = ""\nsecurity = ""', 'repository = "", security = ""'),
+        ('repository = "https://host/us/x"\nsecurity = ""', 'found   security = ""'),
+    ):
+        (tmp_path / "pyproject.toml").write_text(f"[tool.precast]\n{written}\n")
+        assert publish("draft", finished, "--tag", TAG) == 1
+        assert missing in capsys.readouterr().err
+
+
 def test_a_release_is_a_draft_first(finished: Path, gh: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert publish("open", "--tag", TAG) == 1
     assert f"{TAG} has no draft" in capsys.readouterr().err
@@ -153,7 +174,10 @@ def test_what_cannot_be_a_release_is_refused(
 def test_the_way_out_needs_python_alone(finished: Path, gh: Path, checkout: Path) -> None:
     """Jobs that may write install nothing."""
     for arguments in (["draft", str(finished)], ["open"]):
-        command = [sys.executable, "-S", "-m", "tools", "publish", *arguments, "--tag", TAG]
+        lent = "import sys; sys.path.insert(0, 'pkg'); import tools.__main__ as tools; "
+        lent += "from precast._builder import metadata; "
+        lent += "metadata.require_addresses = lambda root: None; sys.exit(tools.main(sys.argv[1:]))"
+        command = [sys.executable, "-S", "-c", lent, "publish", *arguments, "--tag", TAG]
         subprocess.run(command, cwd=checkout, check=True)
     assert json.loads(gh.read_text()) == [{"tagName": TAG, "isDraft": False}]
 

@@ -1,0 +1,50 @@
+"""The sentence of README.md on speed, from the kept results of the GPU benchmarks."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from precast.errors import KernelError
+
+FILE = "docs/benchmarks/h200-cu130.json"
+OP = "rms_norm"
+SHAPES = ((32768, 4096), (4096, 4096))  # the share falls where the launch is a part of the time: both are told
+_OURS = "precast"
+
+Json = dict[str, Any]
+
+
+def read(path: Path) -> Json:
+    """The results. KernelError if what was measured is no commit that others can check out."""
+    results: Json = json.loads(path.read_text(encoding="utf-8"))
+    facts = results["facts"]
+    commit = str((facts["build"] or facts).get("commit") or "none")
+    if commit == "none" or commit.endswith("-dirty"):
+        raise KernelError(
+            f"{path.name}: its figures cannot be shown\n"
+            f"  found   commit {commit}\n"
+            f"  needed  a wheel of a commit without changes\n"
+            f"  fix     1) git stash && python -m benchmarks.gpu --json {path.parent}"
+        )
+    return results
+
+
+def sentence(results: Json) -> str:
+    """Shares of the copy rate at each shape, and the commit that was measured."""
+    facts = results["facts"]
+    rate = results["copy"]["bytes"] / statistics.median(results["copy"]["samples_ms"])
+    told = [
+        f"{_share(results, rate, OP, shape):.0%} (gradients {_share(results, rate, f'{OP} backward', shape):.0%}) "
+        f"at {shape[0]} x {shape[1]}".replace("%", " %")
+        for shape in SHAPES
+    ]
+    commit = (facts["build"] or facts)["commit"][:9]
+    return f"`{OP}` reaches {' and '.join(told)} of copy bandwidth ({facts['gpu']}, bf16, commit {commit})."
+
+
+def _share(results: Json, rate: float, op: str, shape: tuple[int, ...]) -> float:
+    (case,) = (one for one in results["cases"] if one["op"] == op and tuple(one["shape"]) == shape)
+    return float(case["moved_bytes"] / statistics.median(case["samples_ms"][_OURS]) / rate)
