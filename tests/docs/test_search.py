@@ -13,19 +13,21 @@ SITE = HERE.parents[1] / "build" / "docs"
 
 # A newcomer's question, in words that are no heading -> places that answer it, one of which must come first.
 Q = "questions.html#"
+OFFLINE = Q + "how-do-i-install-offline-without-internet-or-behind-a-proxy-does-it-need-the-network-at-run-time"
+CACHE = Q + "how-large-is-the-cache-and-how-do-i-clear-or-move-it"
 QUESTIONS = {
     "swap nn.RMSNorm": [Q + "how-do-i-swap-or-replace-nnrmsnorm-and-nnlayernorm-in-my-model"],
     "replace layernorm in my model": [Q + "how-do-i-swap-or-replace-nnrmsnorm-and-nnlayernorm-in-my-model"],
     "measure on my GPU": [Q + "how-do-i-measure-or-benchmark-it-on-my-own-gpu"],
     "pin version requirements.txt": [Q + "how-do-i-pin-the-version-in-requirementstxt-a-lock-file-or-pyprojecttoml"],
-    "offline at run time": [Q + "how-do-i-install-offline-without-internet-or-behind-a-proxy-does-it-need-the-network-at-run-time"],
-    "install without internet": [Q + "how-do-i-install-offline-without-internet-or-behind-a-proxy-does-it-need-the-network-at-run-time", "guides/install.html"],
+    "offline at run time": [OFFLINE],
+    "install without internet": [OFFLINE, "guides/install.html"],
     "nightly torch": [Q + "does-it-work-with-a-nightly-or-development-build-of-torch"],
     "jetson orin": [Q + "how-do-i-install-on-a-jetson-orin-thor"],
     "blackwell": [Q + "does-it-work-on-blackwell-b200-rtx-5090-gb10-dgx-spark"],
     "rtx 5090": [Q + "does-it-work-on-blackwell-b200-rtx-5090-gb10-dgx-spark"],
     "which driver": [Q + "which-wheel-or-label-for-my-gpu-such-as-a-v100-which-driver-do-i-need"],
-    "which wheel for a V100": [Q + "which-wheel-or-label-for-my-gpu-such-as-a-v100-which-driver-do-i-need"],
+    "which wheel for my V100": [Q + "which-wheel-or-label-for-my-gpu-such-as-a-v100-which-driver-do-i-need"],
     "licence": ["licence.html", Q + "what-is-the-licence-license-may-i-use-it-commercially"],
     "license commercial use": [Q + "what-is-the-licence-license-may-i-use-it-commercially"],
     "telemetry": [Q + "does-it-collect-telemetry-or-send-data-anywhere"],
@@ -40,7 +42,7 @@ QUESTIONS = {
     "turn off JIT": [Q + "how-do-i-forbid-avoid-or-turn-off-compiling", "guides/jit.html"],
     "ship my own .cu": [Q + "how-do-i-ship-my-own-cu-file-or-cuda-kernel"],
     "no compiler on the machine": [Q + "do-i-need-nvcc-a-cuda-toolkit-or-a-compiler", "guides/troubleshooting.html"],
-    "clear the cache": ["reference/cli.html#precast-cache-clear", Q + "how-large-is-the-cache-and-how-do-i-clear-or-move-it"],
+    "clear the cache": ["reference/cli.html#precast-cache-clear", CACHE],
     "docker image": [Q + "how-do-i-use-it-with-docker-ci-or-a-cluster"],
     "faster than torch.compile": [Q + "is-it-faster-than-torch-or-torchcompile", "benchmarks.html"],
     "environment variables": [Q + "which-environment-variables-are-there", "reference/settings.html"],

@@ -27,7 +27,7 @@ BESIDE = (
 # The modules of the reference that is made from docstrings, with the name of the page.
 MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "errors", "jit")
 # How much a page counts in the search: guides for users come before notes for those who work on precast.
-WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 6, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
+WEIGHTS = {"guides/": 2, "install.md": 1.3, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
 WEIGHTS |= {"reference/python/": 0.7}
 START = "README.md"
 BENCHMARKS = "docs/benchmarks.md"
