@@ -129,7 +129,10 @@ def module_page(root: Path, module: str) -> str:
 def members(root: Path, module: str) -> list[str]:
     """The dotted names that the page of a module shows: its literal ``__all__``, or else its public classes."""
     if module == "precast":
-        return ["precast._loading.load", "precast._loading.prebuild", "precast._load.source.Loaded"]
+        return [
+            *("precast._adopt.run.adopt", "precast._adopt.run.undo_adopt", "precast._adopt.hub.kernel_mapping"),
+            *("precast._loading.load", "precast._loading.prebuild", "precast._load.source.Loaded"),
+        ]
     folder = root / "pkg" / "precast" / module
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     body = ast.parse(path.read_text(encoding="utf-8")).body
