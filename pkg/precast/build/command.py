@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,13 @@ from typing import Any
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, SetupError
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._builder import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import facts, ownership, registrations, wheel
+from precast.build import facts, ownership, preflight, registrations, wheel
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.errors import KernelError
 
@@ -32,6 +34,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     extensions: list[Extension]
     build_lib: str
+    editable_mode: bool = False  # setuptools has this since version 64
 
     def __new__(cls, distribution: Any, **options: Any) -> Any:
         """Return the command that the extensions of this distribution need.
@@ -65,6 +68,13 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         if self.editable_mode:
             self.build_temp = str(self._kept("temp"))
 
+    def run(self) -> None:
+        """Build; an error of ours ends setup.py with its text alone, without a traceback."""
+        try:
+            super().run()
+        except KernelError as error:
+            raise SetupError(str(error)) from error
+
     def build_extensions(self) -> None:
         """Compile everything, then write a manifest into each package."""
         if not self.editable_mode:
@@ -93,6 +103,12 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         self._images: dict[str, list[DeviceFile]] = {}
         every = list(self.extensions)
         refuse_names(every)
+        theirs = [extension for extension in every if not isinstance(extension, _OURS)]
+        preflight.refuse_missing(every)
+        preflight.refuse_unbuildable(theirs, self._torch, self._settings)
+        targets = preflight.arch_list(theirs, self._settings, os.environ)
+        if targets is not None:
+            os.environ[preflight.ARCH_LIST] = targets
         packages = tuple(self.distribution.packages or ())
         for extension in every:
             ownership.refuse_unowned(extension.name, packages, self.distribution.get_name())
@@ -101,7 +117,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         for extension in every:
             if isinstance(extension, _OURS):
                 self._build_ours(extension)
-        self.extensions = [extension for extension in every if not isinstance(extension, _OURS)]
+        self.extensions = theirs
         try:
             if self.extensions:
                 self._build_theirs()
@@ -164,7 +180,13 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         if self._settings.debug:
             for extension in self.extensions:
                 _make_debug(extension)
-        super().build_extensions()
+        try:
+            super().build_extensions()
+        except (CCompilerError, RuntimeError) as error:  # torch's command raises the second for ninja
+            names = ", ".join(extension.name for extension in self.extensions)
+            raise KernelError(
+                f"{names} cannot be compiled; the compiler's messages are above\n  found   {str(error).splitlines()[0]}"
+            ) from error
 
     def _write_manifest(self, relative: Path, every: Iterable[Extension]) -> BuildInfo:
         """Write the manifest of one folder, and a guard for each library in it."""
