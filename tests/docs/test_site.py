@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,22 @@ def test_docstrings_become_markdown() -> None:
     assert op_pages.as_markdown(text) == (
         "See `precast.load`.\n\n**Example**\n\n```python\nx = 1\n\ny = 2\n```\n\nMore.\n"
     )
+
+
+def test_a_page_shows_its_example_before_the_arguments() -> None:
+    for name in op_pages.functions():
+        text = op_pages.docstring(ROOT, catalogue.folder_of(name), name)
+        assert text.index("**Example**") < text.index("Args:"), name
+        assert "this module" not in text, name
+
+
+def test_the_list_of_ops_is_grouped_and_its_model_runs() -> None:
+    text = op_pages.pages(ROOT)["index.md"]
+    assert len(re.findall(r"^## ", text, re.MULTILINE)) == len([one for one in catalogue.FOLDERS if one.public])
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "pkg")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_file_from_another_host_is_found(tmp_path: Path) -> None:

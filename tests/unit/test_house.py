@@ -52,7 +52,7 @@ def test_a_broken_link_is_found() -> None:
 
 @pytest.mark.torch
 @pytest.mark.compiler
-@pytest.mark.parametrize("page", ["README.md", "docs/guides/jit.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/questions.md", "docs/README.md", "docs/guides/jit.md"])
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks

@@ -19,6 +19,34 @@ from precast.errors import KernelError
 
 LIBRARIES = {"torch": "PyTorch", "apex": "apex", "vllm": "vLLM", "liger": "Liger-Kernel"}
 NOTE = "note"
+# What a layer of a language model looks like with these functions.
+IN_A_MODEL = """\
+```python
+import torch
+import precast
+from precast import ops
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm = precast.nn.RMSNorm(width)
+        self.gate_and_up = torch.nn.Linear(width, 2 * hidden, bias=False)
+        self.down = torch.nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(ops.silu_and_mul(self.gate_and_up(self.norm(x))))
+
+
+y = Block(64, 128)(torch.randn(2, 8, 64))  # with gradients, torch.compile and torch.export
+```
+"""
+# In a docstring, what stands before the example, from the arguments on: a page shows the example first.
+_EXAMPLE = re.compile(
+    r"(?P<rest>\n(?P<margin> *)Args:\n(?:(?!\"\"\").)*?)"
+    r"(?P<example>\n(?P=margin)\*\*Example\*\*\n\n(?P=margin)```python\n(?:(?!\"\"\").)*?\n(?P=margin)```\n)",
+    re.DOTALL,
+)
 # A shape, a dtype, or a reference to a function that has them.
 _SHAPED = re.compile(r"``?\(|float32|dtype|int64|as in|as for|parameter")
 
@@ -31,9 +59,18 @@ def functions() -> list[str]:
 def pages(root: Path) -> dict[str, str]:
     """File name -> Markdown, for each function and for the list of them."""
     known = descriptions.replaces(root / "csrc")
-    rows = [f"| [`{name}`]({name}.md) | {_summary(root, name)} |" for name in functions()]
-    index = "\n".join(("# All ops", "", "| Function of `precast.ops` | Result |", "| --- | --- |", *rows, ""))
+    index = "\n".join(
+        ("# All ops", "", IN_A_MODEL, *(line for folder in catalogue.FOLDERS for line in _group(root, folder)))
+    )
     return {"index.md": index, **{f"{name}.md": page(root, name, known.get(name, {})) for name in functions()}}
+
+
+def _group(root: Path, folder: Folder) -> Iterator[str]:
+    """The functions of a folder, below what they are for: the first words of its module."""
+    if folder.public:
+        yield f"\n## {re.split('[:.,(]', _module(root, folder))[0].strip()}\n"
+        yield from ("| Function of `precast.ops` | Result |", "| --- | --- |")
+        yield from (f"| [`{name}`]({name}.md) | {_summary(root, name)} |" for name in folder.public)
 
 
 def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
@@ -91,7 +128,7 @@ def _numerics(root: Path, folder: Folder) -> Iterator[str]:
         yield said
         yield ""
     for ours, torchs in rows:
-        yield f"Under `torch.autocast` the result has this dtype: {ours}. torch's own functions there: {torchs}."
+        yield f"Dtype of the result under `torch.autocast`: {ours}. Of the functions of torch: {torchs}."
         yield ""
 
 
@@ -109,12 +146,13 @@ def _charts(root: Path, name: str) -> Iterator[str]:
     else:
         yield "Shorter is faster. [All results](../../benchmarks.md)."
     yield ""
-    yield from (f"![{name}: {_title(texts[chart])}](../../benchmarks/{chart})" for chart in ours)
+    yield from (f"![{name}: {_said(texts[chart])}](../../benchmarks/{chart})" for chart in ours)
     yield ""
 
 
-def _title(svg: str) -> str:
-    return svg.partition("<title>")[2].partition("</title>")[0]
+def _said(svg: str) -> str:
+    """What a chart shows, in words: the figures of its bars."""
+    return svg.partition("<desc>")[2].partition("</desc>")[0].replace("[", "(").replace("]", ")")
 
 
 def _replaces(instead: Mapping[str, str]) -> Iterator[str]:
@@ -171,7 +209,8 @@ def _source(root: Path, folder: Folder) -> str:
 def as_markdown(text: str) -> str:
     """A docstring, or a file of them, with examples and references in the form that Markdown knows."""
     text = re.sub(r":(?:func|class|meth|mod|attr|data):`~?([^`]+)`", r"`\1`", text)
-    return re.sub(r"^( *)(\S.*)::\n\n((?:\1    .*\n|\n)+)", _fenced, text + "\n", flags=re.MULTILINE).removesuffix("\n")
+    text = re.sub(r"^( *)(\S.*)::\n\n((?:\1    .*\n|\n)+)", _fenced, text + "\n", flags=re.MULTILINE).removesuffix("\n")
+    return _EXAMPLE.sub(r"\g<example>\g<rest>", text)
 
 
 def _fenced(found: re.Match[str]) -> str:

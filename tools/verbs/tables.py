@@ -74,13 +74,17 @@ def install(known: Matrix, text: str) -> str:
 
 def start(known: Matrix, text: str) -> str:
     """The table of GPUs and labels: which wheel has machine code for which GPU, of the same major too."""
-    labels = [spec for spec in known.labels if spec.label.cuda is not None]
+    alike: dict[tuple[GpuTarget, ...], list[LabelSpec]] = {}  # labels in a row with the same code are one column
+    for spec in known.labels:
+        if spec.label.cuda is not None:
+            alike.setdefault(tuple(filter(_is_sass, spec.targets)), []).append(spec)
+    columns = {targets: " ".join(f"`{spec.name}`" for spec in specs) for targets, specs in alike.items()}
     names = {gpu: f"{names[0]} ({gpu})" for gpu, names in selector.GPUS.items() if gpu not in selector.ARM_ONLY}
-    head = ["GPU", *(f"`{spec.name}`" for spec in labels)]
+    head = ["GPU", *columns.values()]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for text_of, title in names.items():
         gpu = ComputeCapability.parse(text_of)
-        cells = ["yes" if any(_is_sass(t) and t.runs_on(gpu) for t in spec.targets) else "" for spec in labels]
+        cells = ["yes" if any(target.runs_on(gpu) for target in targets) else "" for targets in columns]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     table = "\n".join(lines) + "\n"
     found, count = re.subn(r"(?<=<!-- gpu_matrix -->\n)(?:\|.*\n)+", table, text)

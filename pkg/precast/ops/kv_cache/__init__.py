@@ -42,7 +42,7 @@ def reshape_and_cache(
     Args:
         key: ``(tokens, heads, width)``; float32, float16 or bfloat16, on the CPU or a GPU.
         value: with the shape, dtype and device of ``key``; None, as ``value_cache``, to write keys alone.
-        key_cache: in a layout of this module.
+        key_cache: ``(blocks, block_size, heads, width)``, or a layout of vLLM.
         value_cache: in the same layout.
         slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
 
@@ -79,7 +79,7 @@ def rotary_embedding_and_cache(
         value: with the shape of ``key``.
         cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
         sin: as ``cos``.
-        key_cache: in a layout of this module.
+        key_cache: ``(blocks, block_size, heads, width)``, or a layout of vLLM.
         value_cache: in the same layout.
         slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
         positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.

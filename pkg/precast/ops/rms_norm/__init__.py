@@ -47,7 +47,8 @@ def rms_norm(
         x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU. It may be a jagged nested tensor.
         weight: ``(hidden,)``, of the device of ``x`` and of its dtype or float32; None: ones, or zeros for ``"gemma"``.
         eps: added to the mean square; 0 or more.
-        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight as well;
+            ``"gemma"`` once, with ``1 + weight`` for the weight.
         normalized_shape: the last dimensions to normalise, if there are several; ``weight`` has this shape.
 
     Returns:
@@ -96,7 +97,8 @@ def fused_add_rms_norm(
         residual: with the shape, dtype and device of ``x``.
         weight: as in :func:`rms_norm`.
         eps: added to the mean square; 0 or more.
-        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight as well;
+            ``"gemma"`` once, with ``1 + weight`` for the weight.
         normalized_shape: as in :func:`rms_norm`.
 
     Returns:
@@ -140,7 +142,8 @@ def fused_add_rms_norm_(
         residual: like ``x``, which it must not overlap; its last dimension is contiguous.
         weight: ``(hidden,)``, of the dtype and device of ``x``.
         eps: added to the mean square; 0 or more.
-        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight as well;
+            ``"gemma"`` once, with ``1 + weight`` for the weight.
 
     Returns:
         ``(x, residual)``.
