@@ -209,8 +209,8 @@ def _source(root: Path, folder: Folder) -> str:
 def as_markdown(text: str) -> str:
     """A docstring, or a file of them, with examples and references in the form that Markdown knows."""
     text = re.sub(r":(?:func|class|meth|mod|attr|data):`~?([^`]+)`", r"`\1`", text)
-    text = re.sub(r"^( *)(\S.*)::\n\n((?:\1    .*\n|\n)+)", _fenced, text + "\n", flags=re.MULTILINE).removesuffix("\n")
-    return _EXAMPLE.sub(r"\g<example>\g<rest>", text)
+    text = re.sub(r"^( *)(\S.*)::\n\n((?:\1    .*\n|\n)+)", _fenced, text + "\n", flags=re.MULTILINE)
+    return _EXAMPLE.sub(r"\g<example>\g<rest>", text).removesuffix("\n")
 
 
 def _fenced(found: re.Match[str]) -> str:
