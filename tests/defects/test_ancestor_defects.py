@@ -213,7 +213,7 @@ def test_defect_07_registries_do_not_leak_and_can_be_undone() -> None:
     assert "plain" not in RMSNormLoader.names()
     with pytest.raises(ValueError, match="already has an extension 'plain'"):
         One.register_extension(Plain)
-    with pytest.raises(TypeError, match="is no extension"):
+    with pytest.raises(TypeError, match="is not an extension"):
         One.register_extension(int)  # type: ignore[arg-type]
     One.unregister_extension("plain")
     assert One.names() == ()

@@ -141,7 +141,7 @@ BAD: dict[str, tuple[Callable[[Run], Any], str]] = {
         lambda run: run.optimizer.state[run.params[1]]["step"].fill_(-1.0),
         r"steps\[1\] is -1; a whole number from 0 on is needed",
     ),
-    "a count that is no number": (
+    "a count that is not a number": (
         lambda run: run.optimizer.state[run.params[1]]["step"].fill_(float("nan")),
         r"steps\[1\] is -?nan",
     ),

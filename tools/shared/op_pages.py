@@ -172,6 +172,7 @@ def lacking(root: Path, name: str) -> list[str]:
     text, made = docstring(root, folder, name), page(root, name, descriptions.replaces(root / "csrc").get(name, {}))
     where = f"pkg/precast/ops/{folder.name}/__init__.py"
     summary, _, arguments = text.partition("Args:\n")
+    summary = summary.partition("**Example**")[0]
     wanted = {
         f"a formula or a name in code in the first lines of the docstring in {where}": "`" in summary,
         f"Args with shapes and dtypes, or the function that has them, in {where}": bool(_SHAPED.search(arguments)),

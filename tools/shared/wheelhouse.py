@@ -120,7 +120,7 @@ def _read(path: Path) -> Record:
         raise KernelError(
             f"{path} is not a record of a finished wheel\n"
             f"  found   {error}\n"
-            f"  needed  what `python -m tools build` writes beside each wheel\n"
+            f"  needed  what `python -m tools build` writes next to each wheel\n"
             f"  fix     1) remove it, and build that cell again"
         ) from error
     if record.cell != path.stem or Path(record.file).name != record.file:

@@ -288,7 +288,7 @@ def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why
         yield Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"
     if builders is None:
         if not only_aot:
-            yield Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "nobody has looked for them yet"
+            yield Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "not searched yet"
         return
     compiler = builders.compiler
     if compiler is None:
@@ -383,7 +383,7 @@ def _buildable(case: Case, gpu: Gpu) -> tuple[GpuTarget | None, list[Why]]:
     if case.settings.jit is JitMode.AOT:
         refusals.append((Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"))
     if host.builders is None:
-        return None, refusals or [(Reason.BUILDERS_UNKNOWN, "NVRTC", "nobody has looked for it yet")]
+        return None, refusals or [(Reason.BUILDERS_UNKNOWN, "NVRTC", "not searched yet")]
     nvrtc = host.builders.nvrtc
     if nvrtc is None:
         return None, [*refusals, (Reason.NO_NVRTC, "NVRTC", host.builders.search("nvrtc"))]

@@ -68,7 +68,7 @@ def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse, *, pla
         found = ", ".join(f"compute capability {gpu.capability} ({gpu.name})" for gpu in too_old)
         return no(Reason.ARCH, f"compute capability {OLDEST_NVIDIA} or newer", found)
     if host.builders is None:
-        return no(Reason.BUILDERS_UNKNOWN, "Triton", "nobody has looked for it yet")
+        return no(Reason.BUILDERS_UNKNOWN, "Triton", "not searched yet")
     if host.builders.triton is None:
         return no(Reason.NO_TRITON, "Triton", host.builders.search("triton"))
     return Pick(Twin(host.builders.triton), ())

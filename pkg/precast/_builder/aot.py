@@ -81,7 +81,7 @@ def mode_of(settings: Settings) -> BuildMode:
         raise KernelError(
             f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel\n"
             f"  found   no PRECAST_LABEL, and a machine that is {platform.machine()}\n"
-            f"  needed  PRECAST_LABEL beside it\n"
+            f"  needed  PRECAST_LABEL with it\n"
             f"  fix     1) set PRECAST_LABEL, such as cpu   2) unset PRECAST_ARCH"
         )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE

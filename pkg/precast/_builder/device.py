@@ -45,7 +45,7 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
             if target is None:
                 raise KernelError(
                     f"{file.name} includes {text!r}, which NVRTC has not\n"
-                    f"  found   no such file beside it or in {root}\n"
+                    f"  found   no such file next to it or in {root}\n"
                     f"  needed  device code that includes files of csrc only"
                 )
             if headers.setdefault(text, by_name[target].data) != by_name[target].data:

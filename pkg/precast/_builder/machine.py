@@ -34,7 +34,7 @@ def targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
         say("no NVRTC was found, so no device code is built ahead of time. Looked at:")
         for line in looked_at:
             say(f"  {line}")
-        say("give it one: pip install --no-build-isolation (beside a torch with CUDA), or set CUDA_HOME")
+        say("give it one: pip install --no-build-isolation (with a torch for CUDA installed), or set CUDA_HOME")
         return None, ()
     wanted = listed or tuple(dict.fromkeys(target_for(capability, found.targets) for capability in visible))
     unknown = [target for target in wanted if not _can_compile(target, found)]

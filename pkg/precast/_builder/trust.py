@@ -29,7 +29,7 @@ def private_folder(path: Path) -> Path:
         pass
     except OSError as error:
         raise KernelError(
-            f"there is no folder to build in\n"
+            f"there is not a folder to build in\n"
             f"  found   {path}: {error.strerror or error}\n"
             f"  needed  a home, or a temp folder that can be written\n"
             f"  fix     1) {another(path)}"

@@ -133,12 +133,12 @@ def _days(text: str) -> float:
     except ValueError:
         days = -1.0
     if not 0 <= days < 1e6:  # refuses NaN as well
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
     return days
 
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)B?", text.upper())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; wanted one such as 500M or 2G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; wanted one such as 500M or 2G")
     return int(float(match[1]) * _UNITS[match[2]])

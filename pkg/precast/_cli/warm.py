@@ -154,5 +154,5 @@ def _targets(text: str) -> tuple[GpuTarget, ...]:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of jobs")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of jobs")
     return int(text)

@@ -36,7 +36,7 @@ def _one(where: str, kind: str, value: Any) -> Any:
     if kind in _FLOATS:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return _FLOATS[kind](value)
-        raise TypeError(f"{where} is a {kind}, and {value!r} is no number")
+        raise TypeError(f"{where} is a {kind}, and {value!r} is not a number")
     if hasattr(value, "data_ptr"):
         if kind not in ("u64", "b64"):
             raise TypeError(f"{where} is a {kind}, and a tensor is passed as a pointer")

@@ -253,7 +253,7 @@ def _why_not_written(root: Path) -> str | None:
     """
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     if not there.is_dir():
-        return f"{there} is no folder"
+        return f"{there} is not a folder"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"{there} cannot be written"
     try:

@@ -151,7 +151,7 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
             yield from _library(file, data)
             if _guard(folder, file) is None:
                 name = f"{file.families[0] if file.families else '?'}.py"
-                yield Violation("guard", name, "the guard of precast.build", f"none beside {where}")
+                yield Violation("guard", name, "the guard of precast.build", f"none next to {where}")
     yield from _packed_files(folder, info)
     for part in ("host", "device"):
         for there in sorted((folder / part).glob("*")):

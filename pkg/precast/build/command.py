@@ -245,7 +245,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
                 if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
                     raise KernelError(
-                        f"{extension.name} has two meanings\n  found   {path}, beside an extension of that name\n"
+                        f"{extension.name} has two meanings\n  found   {path}, and an extension of that name\n"
                         f"  needed  one of them under another name: the extension is imported by way of a guard"
                     )
 

@@ -185,7 +185,7 @@ def _refuse_two_meanings(path: Path, guards: set[str], rest: dict[str, bytes]) -
         if not wheel.is_guard(rest[guard].decode("utf-8", "replace")):
             raise KernelError(
                 f"{path.name} has two meanings of {guard}\n"
-                f"  found   a file of that name beside a library\n  needed  one of them under another name"
+                f"  found   a file of that name next to a library\n  needed  one of them under another name"
             )
 
 

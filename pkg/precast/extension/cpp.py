@@ -144,6 +144,6 @@ class CppExtension(Places, Extension):
             f"{self.name}: what was built while installing cannot be imported\n"
             f"  found   {type(error).__name__}: {error}\n"
             f"  needed  {self.prebuilt_import_path}, built for this Python and torch\n"
-            f"  fix     1) install its package again, beside this torch\n"
+            f"  fix     1) install its package again, with this torch\n"
             f"          2) PRECAST_JIT=jit, which builds it here and keeps it"
         )

@@ -39,7 +39,7 @@ def judge(extension: Extension, origin: str, mode: JitMode) -> tuple[Candidate, 
     state: State = "ready"
     reason, cause = "", None
     if getattr(extension, "reference", False) and mode in (JitMode.AOT, JitMode.JIT):
-        state, reason = "held back", f"it is no kernel, and PRECAST_JIT={mode.value} asks for one"
+        state, reason = "held back", f"it is not a kernel, and PRECAST_JIT={mode.value} asks for one"
     elif not extension.is_available():
         state, reason = "absent", getattr(extension, "absent", Extension.absent)
     else:

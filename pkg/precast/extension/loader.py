@@ -231,7 +231,7 @@ def _check_interface(loader: type[KernelLoader], extension: object) -> None:
         raise TypeError(f"{loader.__name__} registers classes of extensions, and {extension!r} is none")
     missing = [name for name in _INTERFACE if not hasattr(extension, name)]
     if not issubclass(extension, Extension) and missing:
-        raise TypeError(f"{extension.__name__} is no extension: it lacks {', '.join(missing)}")
+        raise TypeError(f"{extension.__name__} is not an extension: it lacks {', '.join(missing)}")
     abstract = sorted(getattr(extension, "__abstractmethods__", ()))
     if abstract:
         raise TypeError(f"{extension.__name__} leaves {', '.join(abstract)} open, so it cannot be registered")

@@ -264,7 +264,7 @@ class FusedOptimizer(PlannedOptimizer):
             if _gathered.capturing():
                 raise RuntimeError(
                     f"{self._called}.step: a graph is captured, and the states of a parameter do not exist yet: "
-                    "each replay would start anew; needed: one step before the capture"
+                    "each replay would start over; needed: one step before the capture"
                 )
             state.update({one.name: one.new(param, group) for one in missing})
             if master and "master_param" not in state:

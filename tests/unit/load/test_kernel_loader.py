@@ -78,7 +78,7 @@ def test_what_is_no_extension_or_is_there_already_is_refused(loader: type[Kernel
         loader.register_extension(make("one"))
     with pytest.raises(TypeError, match="is none"):
         loader.register_extension(make("two")())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="int is no extension: it lacks name, priority"):
+    with pytest.raises(TypeError, match="int is not an extension: it lacks name, priority"):
         loader.register_extension(int)  # type: ignore[arg-type]
 
     class Half(Extension):
@@ -260,7 +260,7 @@ def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch:
     assert Loader.candidates()[-1].name == "rms_norm_torch" and Loader.candidates()[-1].state == "ready"
     for mode in ("aot", "jit"):
         monkeypatch.setenv("PRECAST_JIT", mode)
-        with pytest.raises(KernelUnavailable, match=f"it is no kernel, and PRECAST_JIT={mode} asks for one"):
+        with pytest.raises(KernelUnavailable, match=f"it is not a kernel, and PRECAST_JIT={mode} asks for one"):
             Loader().load()
         Loader._memory.clear()
     assert Loader().load(ext_name="rms_norm_torch").source.kind == "torch"
