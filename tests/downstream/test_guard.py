@@ -22,6 +22,7 @@ from precast._abi.capability import ComputeCapability
 from precast._abi.host import Gpu, Host
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._cli.main import main as cli_main
 from precast._load import answers, downstream, probe
 from precast.build import __main__ as build_main
 from precast.build import guarding
@@ -219,6 +220,7 @@ def test_a_library_is_found_as_packages_look_for_it(
     importlib.import_module("ops")
     import torch
 
+    assert cli_main(["xray", str(next((tmp_path / "out").iterdir()))]) == 0, "a guard is no library"
     (opened,) = [path for path in torch.ops.loaded_libraries if str(tmp_path) in path]
     assert "/ops/_C/host/_ops.torch-2." in opened
     answers.answer()  # a second time changes nothing
@@ -258,6 +260,8 @@ def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
     merged = guarded(tmp_path / "out", *single)
     again = guarded(tmp_path / "again", *reversed(single))
     assert merged.read_bytes() == again.read_bytes(), "the same bytes in any order"
+    for torch, answer in ((torches[1], 0), (torches[2], 0), (other_torch(-1), 1)):
+        assert cli_main(["xray", str(merged), "--torch", torch]) == answer, "xray judges what the guard chooses from"
     folder = site(merged)
     release = TorchVersion.parse(this_torch()).release
     wanted = f"torch>=2.{release.minor - 2},<2.{release.minor + 1},!=2.{release.minor - 1}.*"

@@ -21,6 +21,7 @@ from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
 __all__ = [
+    "GUARD_MARK",
     "READERS",
     "SCHEMA",
     "BuildInfo",
@@ -35,6 +36,9 @@ __all__ = [
     "host_path",
     "image_name",
 ]
+
+# The first characters of a guard, the short text in the place of a library.
+GUARD_MARK = '"""Made by precast.build'
 
 SCHEMA = 7
 # The versions of precast that read this schema. A reader of an older schema names them in its error.

@@ -9,11 +9,12 @@ import re
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildInfo, DeviceFile, ManifestError
+from precast._abi.build_info import GUARD_MARK, BuildInfo, HostFile, ManifestError
 from precast._abi.capability import DeviceCode, GpuTarget
 from precast._abi.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi
 from precast._abi.value import value
@@ -37,7 +38,7 @@ class Library:
     """One shared library. ``python`` is ``"none"``, ``"abi3"``, one such as ``"cp312"``, or ``"unknown"``.
 
     ``cxx11`` is the C++ ABI of its names from torch; None if none of them shows it. ``error`` says why bytes that
-    should be device code or machine code could not be read.
+    should be device code or machine code could not be read. ``listed`` is its entry in a manifest of precast.build.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Library:
     code: tuple[DeviceCode, ...]
     cpu: cpu_code.CpuUse
     error: str
+    listed: HostFile | None = None
 
     @property
     def needs_torch(self) -> bool:
@@ -116,18 +118,18 @@ def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:
     files = {root.name: root} if root.is_file() else dict(_files(root))
     tag = (match["python"], match["abi"], match["platform"]) if match else None
     libraries, unread = [], []
+    manifests = {where: _manifest(where, file) for where, file in files.items() if _MANIFEST.fullmatch(where)}
+    listed = {f"{where.rpartition('/')[0]}/{one.path}": one for where, info in manifests.items() for one in info.host}
     for where, file in sorted(files.items()):
-        if _LIBRARY.fullmatch(file.name) or root.is_file():
+        data = file.read_bytes() if _LIBRARY.fullmatch(file.name) or root.is_file() else GUARD_MARK.encode()
+        if not data.startswith(GUARD_MARK.encode()):
             try:
-                libraries.append(library(where, file.read_bytes(), tag))
+                libraries.append(replace(library(where, data, tag), listed=listed.get(where)))
             except elf.ElfError as error:
                 unread.append((where, str(error)))
     if not libraries and not unread:
         raise KernelError(f"{path.name} has no shared library\n  found   {len(files)} files, all of them without code")
-    images: set[GpuTarget] = set()
-    for where, file in files.items():
-        if _MANIFEST.fullmatch(where):
-            images |= {image.target for image in _device(where, file)}
+    images = {image.target for info in manifests.values() for image in info.device}
     version = match["version"] if match else ""
     metadata = b"".join(f.read_bytes() for where, f in files.items() if where.endswith(".dist-info/METADATA"))
     return Contents(
@@ -193,9 +195,9 @@ def _files(root: Path) -> Iterable[tuple[str, Path]]:
     return ((path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if path.is_file())
 
 
-def _device(where: str, file: Path) -> tuple[DeviceFile, ...]:
+def _manifest(where: str, file: Path) -> BuildInfo:
     try:
-        return BuildInfo.from_json(file.read_text(encoding="utf-8")).device
+        return BuildInfo.from_json(file.read_text(encoding="utf-8"))
     except (ManifestError, UnicodeDecodeError) as error:
         raise KernelError(f"the manifest {where} cannot be read\n  found   {error}") from error
 

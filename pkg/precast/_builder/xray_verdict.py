@@ -113,16 +113,18 @@ def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
 
 
 def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
-    lacks = _torch(contents, library, machine.torch)
+    lacks = None if library.listed is not None else _torch(contents, library, machine.torch)
     if lacks is not None and lacks.answer == "no":
         return lacks
     torch = machine.torch or TorchVersion.parse("2.10.0")
     cxx11 = library.cxx11 is not False if machine.torch is None else _has_cxx11(machine.torch)
-    file = host_file(library, Exact(torch.release, cxx11))
+    file = library.listed or host_file(library, Exact(torch.release, cxx11))
     if file is None:
         return Verdict("no", ("it needs functions of torch's stable interface that no known torch has",))
     if machine.torch is None and isinstance(file.abi, Stable):
         torch = TorchVersion.parse(f"{file.abi.floor}.0")
+    elif machine.torch is None and isinstance(file.abi, Exact):
+        torch, cxx11 = TorchVersion.parse(f"{file.abi.release}.0"), file.abi.cxx11
     rejections = choose_library(
         Case(_host(file, torch, cxx11, machine), _info(file), _AOT, Need(file.families[0], "cpu"), {})
     )
@@ -134,6 +136,22 @@ def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
     if why:
         return Verdict("no", why)
     return lacks or Verdict("yes", ())
+
+
+def overall(contents: Contents, machine: Machine) -> str | None:
+    """The answer for the whole file: of the libraries behind one guard the best counts, and of all guards the worst.
+
+    None without a library that can be judged: an adapter of precast's own works only with its library.
+    """
+    order = ("no", "unknown", "yes")
+    best: dict[str, str] = {}
+    for library in contents.libraries:
+        if library.listed is None or library.listed.families:
+            folder, listed = library.path.rpartition("/")[0], library.listed
+            guard = library.path if listed is None else f"{folder} {listed.families}"
+            answer = judge(contents, library, machine).answer
+            best[guard] = max(best.get(guard, answer), answer, key=order.index)
+    return min(best.values(), key=order.index, default=None)
 
 
 def problems(contents: Contents) -> Iterator[Violation]:

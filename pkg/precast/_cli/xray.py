@@ -51,8 +51,6 @@ def examine(contents: Contents, machine: xray_verdict.Machine) -> dict[str, Any]
     """Everything as plain JSON. ``answer`` is None if no machine was named."""
     asked = machine != xray_verdict.Machine()
     libraries = [_library(contents, one, machine if asked else None) for one in contents.libraries]
-    answers = {library["verdict"]["answer"] for library in libraries if library["verdict"]}
-    answer = next((one for one in ("no", "unknown", "yes") if one in answers), None)
     problems = [
         {"check": one.check, "where": one.where, "wanted": one.wanted, "found": one.found}
         for one in xray_verdict.problems(contents)
@@ -60,7 +58,7 @@ def examine(contents: Contents, machine: xray_verdict.Machine) -> dict[str, Any]
     return {
         "schema": 1,
         "file": contents.name,
-        "answer": answer,
+        "answer": xray_verdict.overall(contents, machine) if asked else None,
         "stated_torch": None if contents.stated is None else str(contents.stated),
         "images": [str(image) for image in contents.images],
         "libraries": libraries,
@@ -94,7 +92,8 @@ _ANSWERS = {"yes": "works", "no": "does not work", "unknown": "its names are the
 
 
 def _library(contents: Contents, one: Library, machine: xray_verdict.Machine | None) -> dict[str, Any]:
-    verdict = None if machine is None else xray_verdict.judge(contents, one, machine)
+    alone = one.listed is None or bool(one.listed.families)  # an adapter is judged with its library
+    verdict = xray_verdict.judge(contents, one, machine) if machine is not None and alone else None
     missing = one.missing() if one.needs_torch else {}
     return {
         "path": one.path,

@@ -13,9 +13,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from precast._abi.build_info import GUARD_MARK
 from precast._load import downstream, prebuilt
 
-MARK = b'"""Made by precast.build'
 _NOT_A_NAME = re.compile(r"\W")
 
 
@@ -40,7 +40,7 @@ def resolve(path: Any) -> Any:
     try:
         place = Path(path)
         with place.open("rb") as file:
-            is_guard = file.read(len(MARK)) == MARK
+            is_guard = file.read(len(GUARD_MARK)) == GUARD_MARK.encode()
     except (OSError, TypeError):
         return path  # torch says what is wrong with it
     if not is_guard:

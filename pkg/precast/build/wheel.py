@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.build_info import GUARD_MARK, BuildInfo, DeviceFile, HostFile
 from precast._abi.host import TorchInfo
 from precast._abi.label import Label
 from precast._abi.torch_abi import AbiKind
@@ -25,7 +25,7 @@ guard(__name__)
 
 def is_guard(text: str) -> bool:
     """Whether a file is a guard, perhaps of another version of precast."""
-    return text.startswith('"""Made by precast.build')
+    return text.startswith(GUARD_MARK)
 
 
 # The oldest Python that precast supports: the tag of a wheel for the limited API.
