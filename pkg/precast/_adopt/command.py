@@ -19,7 +19,8 @@ from precast._version import __version__
 from precast.errors import KernelError
 
 _ROUNDS = 5
-_NEW = 32  # tokens
+_NEW = 32  # tokens that are generated
+_MEASURED = 512  # tokens of a sequence
 # A class of transformers is built with these numbers where its configuration has them.
 _SMALL = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
@@ -89,7 +90,7 @@ def measure(model: Module) -> tuple[Speed, ...]:
     Raises:
         KernelError: no sample batch can be made for the model.
     """
-    batch = samples.sample(model)
+    batch = samples.sample(model, _MEASURED)
     if batch is None:
         raise KernelError(
             "no sample batch can be made for this model\n  needed  a model of transformers, timm or diffusers"
@@ -100,9 +101,9 @@ def measure(model: Module) -> tuple[Speed, ...]:
     with torch.no_grad():
         found.append(_measured(model, "inference", unit, items, lambda: model(**batch)))
         if hasattr(model, "generate") and "input_ids" in batch:
-            ids = batch["input_ids"]
+            ids = batch["input_ids"][:, : max(1, batch["input_ids"].shape[1] - _NEW)]
             options = {"max_new_tokens": _NEW, "min_new_tokens": _NEW, "do_sample": False, "pad_token_id": 0}
-            decode = lambda: model.generate(ids, attention_mask=batch["attention_mask"], **options)  # type: ignore[operator]  # noqa: E731
+            decode = lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]  # noqa: E731
             found.append(_measured(model, "decoding", "tokens/s", len(ids) * _NEW, decode))
     return tuple(found)
 

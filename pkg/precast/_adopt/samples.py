@@ -16,8 +16,8 @@ _PADDED = 4  # of the second sequence
 _ONE_LABEL_PER_TOKEN = re.compile(r"ForCausalLM$|LMHeadModel$|ForMaskedLM$|ForConditionalGeneration$")
 
 
-def sample(model: Any) -> Mapping[str, Any] | None:
-    """The keyword arguments of a call, or None for a model of another kind."""
+def sample(model: Any, count: int = _TOKENS) -> Mapping[str, Any] | None:
+    """The keyword arguments of a call, two sequences of ``count`` tokens or two images; None for other models."""
     first = next(iter(model.parameters()), None)
     if first is None:
         return None
@@ -31,7 +31,7 @@ def sample(model: Any) -> Mapping[str, Any] | None:
         return torch.randint(0, vocabulary, (2, count), generator=generator).to(first.device)
 
     if hasattr(model, "main_input_name") and config is not None:
-        return _of_transformers(model, config, random, tokens)
+        return _of_transformers(model, config, random, tokens, count)
     if hasattr(model, "pretrained_cfg") or hasattr(model, "default_cfg"):
         cfg = getattr(model, "pretrained_cfg", None) or model.default_cfg
         size = getattr(getattr(model, "patch_embed", None), "img_size", None) or cfg["input_size"][-2:]
@@ -49,13 +49,14 @@ def named(model: Module, given: Any) -> Mapping[str, Any]:
     return inspect.signature(model.forward).bind(*values).arguments
 
 
-def _of_transformers(model: Any, config: Any, random: Any, tokens: Any) -> Mapping[str, Any] | None:
+def _of_transformers(model: Any, config: Any, random: Any, tokens: Any, count: int) -> Mapping[str, Any] | None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    longest = getattr(text, "max_position_embeddings", None) or count
     wrapped = model.get_base_model() if hasattr(model, "get_base_model") else model  # by an adapter of PEFT
     labels = bool(_ONE_LABEL_PER_TOKEN.search(type(wrapped).__name__))
     batch: dict[str, Any]
     if model.main_input_name == "input_ids":
-        ids = tokens(text.vocab_size, _TOKENS)
+        ids = tokens(text.vocab_size, min(count, longest))
         mask = torch.ones_like(ids)
         mask[1, :_PADDED] = 0
         batch = {"input_ids": ids, "attention_mask": mask}
