@@ -105,8 +105,9 @@ def make(tmp_path: Path) -> Make:
         with zipfile.ZipFile(path, "w") as archive:
             for where, data in files.items():
                 archive.writestr(where, data)
-            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n\nText.\n"
-            archive.writestr(f"{info}/METADATA", metadata)
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n"
+            body = "\nText.\n" if name == "ops" else ""  # a wheel without a description ends with its headers
+            archive.writestr(f"{info}/METADATA", metadata + body)
             archive.writestr(
                 f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: cmake\nTag: {python}-{python}-{PLATFORM}\n"
             )

@@ -171,7 +171,7 @@ def _metadata(one: Finished, version: str, infos: Iterable[BuildInfo]) -> str:
     """METADATA with the version, precast, and the torches that libraries are for."""
     text = one.rest[f"{one.dist_info}/METADATA"].decode("utf-8")
     head, blank, body = text.partition("\n\n")
-    head = re.sub(r"(?m)^Version: .*$", f"Version: {version}", head + "\n")
+    head = re.sub(r"(?m)^Version: .*$", f"Version: {version}", head.rstrip("\n") + "\n")
     releases = sorted({file.abi.release for info in infos for file in info.host if isinstance(file.abi, Exact)})
     if releases:
         last = releases[-1]
