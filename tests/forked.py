@@ -19,7 +19,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,9 @@ class Server:
             files = [theirs.fileno()]
             self._process = subprocess.Popen(command, env=env, pass_fds=files, stdin=subprocess.DEVNULL)
         imported = self._requests.recv(1 << 20)
-        assert imported, f"the process that imports torch ended: {self._process.wait()}"
+        if not imported:
+            self.close()
+            raise RuntimeError(f"the process that imports torch ended: {self._process.returncode}")
         # Python imports these two where it finds them as it starts.
         self._taken = {*json.loads(imported), "sitecustomize", "usercustomize"}
         atexit.register(self.close)
@@ -117,6 +121,7 @@ class Server:
 
 def serve(requests: socket.socket) -> Any:
     """Fork for each request; returns in the child, which then runs the code."""
+    end_threads()
     imported = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     requests.send(json.dumps(imported).encode())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
@@ -135,10 +140,21 @@ def serve(requests: socket.socket) -> Any:
                 answer.send(f"{child}\n".encode())
                 answer.send(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
             os._exit(0)
-        # A child has the locks of other threads, but not the threads that hold them; those of OpenBLAS end at a fork.
-        assert len(list(Path("/proc/self/task").iterdir())) == 1, "something has started a thread"
         for file in files:
             os.close(file)
+
+
+def end_threads() -> None:
+    """A child has the locks of other threads, but not the threads that hold them; those of OpenBLAS end at a fork."""
+    with warnings.catch_warnings(action="ignore") if sys.version_info >= (3, 11) else contextlib.nullcontext():
+        if os.fork() == 0:
+            os._exit(0)
+    os.wait()
+    for _ in range(100):
+        if len(list(Path("/proc/self/task").iterdir())) == 1:
+            return
+        time.sleep(0.01)  # the kernel takes a while to forget one
+    raise RuntimeError("something has started a thread")
 
 
 def become(files: list[int]) -> None:
