@@ -150,10 +150,8 @@ def fsdp_units(model: Module) -> list[Any]:
 
 def is_sharded(module: Module, *, recurse: bool = False) -> bool:
     """Whether a parameter is a DTensor."""
-    distributed = sys.modules.get("torch.distributed.tensor")
-    return distributed is not None and any(
-        isinstance(p, distributed.DTensor) for p in module.parameters(recurse=recurse)
-    )
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return dtensor is not None and any(isinstance(p, dtensor) for p in module.parameters(recurse=recurse))
 
 
 def _device_of(model: Module) -> str:
