@@ -126,6 +126,14 @@ struct Float16 {
     return static_cast<u32>(narrow(v[0])) | static_cast<u32>(narrow(v[1])) << 16;
 #endif
   }
+#if PRECAST_ARCH >= 800
+  // The larger numbers of two words. NaN is ignored.
+  static DEVICE u32 larger(u32 a, u32 b) {
+    u32 word;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  }
+#endif
   static DEVICE float load(const char* p) { return widen(*reinterpret_cast<const u16*>(p)); }
   static DEVICE void store(char* p, float v) { *reinterpret_cast<u16*>(p) = narrow(v); }
   static DEVICE float round(float v) { return widen(narrow(v)); }
@@ -159,6 +167,14 @@ struct BFloat16 {
     return narrow(v[0]) | narrow(v[1]) << 16;
 #endif
   }
+#if PRECAST_ARCH >= 800
+  // The larger numbers of two words. NaN is ignored.
+  static DEVICE u32 larger(u32 a, u32 b) {
+    u32 word;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  }
+#endif
   static DEVICE float load(const char* p) {
     return __uint_as_float(static_cast<u32>(*reinterpret_cast<const u16*>(p)) << 16);
   }

@@ -114,7 +114,8 @@ inline RowKernel in_cluster(ByDType kernel, int64_t rows, int64_t vectors, const
   const int64_t usual = most < form.usual ? most : form.usual, few = most < kFewThreads ? most : kFewThreads;
   int64_t cluster = 1;
   while (cluster < kMostBlocks && vectors > cluster * each * usual) cluster *= form.grow;
-  while (cluster < kMostBlocks && vectors > cluster * kSpreadVectors && 2 * rows * cluster <= all) cluster *= 2;
+  if (cluster > kMostBlocks) cluster = kMostBlocks;
+  while (2 * cluster <= kMostBlocks && vectors > cluster * kSpreadVectors && 2 * rows * cluster <= all) cluster *= 2;
   // Of few rows, blocks that two of fit on a multiprocessor: clusters of large ones would not all find room at a time.
   const int64_t smallest = (vectors + each * few - 1) / (each * few), widest = all + all / 2;
   const bool spread = rows * cluster <= all;

@@ -135,6 +135,23 @@ class ReadRows {
   int64_t stride_ = 0;
 };
 
+// A tensor that is written in place.
+struct WrittenRows {
+  char* data;
+  int64_t stride;  // in elements
+};
+
+inline WrittenRows written_rows(const char* op, const Named& named, int64_t rows, int64_t columns) {
+  const Tensor& tensor = named.tensor;
+  const int64_t stride = row_stride(tensor);
+  PRECAST_CHECK(
+      stride >= 0 && (rows == 1 || stride >= columns),
+      "%s: %s is written in place and has shape %s with strides %s; needed a contiguous last dimension, and rows at "
+      "one distance that do not overlap",
+      op, named.name, shape_of(tensor).text, ShapeText(tensor.strides(), tensor.dim()).text);
+  return {static_cast<char*>(tensor.mutable_data()), stride};
+}
+
 // The smallest share of a parallel region that is worth another thread: about 10 us of work.
 inline int64_t grain_rows(int64_t hidden) {
   constexpr int64_t kElements = int64_t{1} << 14;

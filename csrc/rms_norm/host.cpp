@@ -158,22 +158,6 @@ TensorPair add_norm_op(const Tensor& x, const Tensor& residual, const Tensor& we
 
 // ---- in place ----
 
-// A tensor that is written in place.
-struct WrittenRows {
-  char* data;
-  int64_t stride;  // in elements
-};
-
-WrittenRows written(const char* name, const Tensor& tensor, const Norm& norm) {
-  const int64_t stride = row_stride(tensor);
-  PRECAST_CHECK(
-      stride >= 0 && (norm.rows == 1 || stride >= norm.hidden),
-      "fused_add_rms_norm_: %s is written in place and has shape %s with strides %s; needed a contiguous last "
-      "dimension, and rows at one distance that do not overlap",
-      name, shape_of(tensor).text, ShapeText(tensor.strides(), tensor.dim()).text);
-  return {static_cast<char*>(tensor.mutable_data()), stride};
-}
-
 // Rows with the same stride may be interleaved without overlap, like the halves of one wide buffer.
 bool overlap(const WrittenRows& a, const WrittenRows& b, const Norm& norm) {
   const int64_t bytes = norm.element_bytes(), row = norm.hidden * bytes;
@@ -191,7 +175,9 @@ void add_norm_in_place_op(const Tensor& x, const Tensor& residual, const Tensor&
   const Named others[] = {{"residual", residual}};
   const Norm norm = check_norm("fused_add_rms_norm_", x, weight, eps, casting, others, 1);
   if (norm.rows == 0) return;
-  const WrittenRows x_rows = written("x", x, norm), residual_rows = written("residual", residual, norm);
+  const char* op = "fused_add_rms_norm_";
+  const WrittenRows x_rows = written_rows(op, {"x", x}, norm.rows, norm.hidden),
+                    residual_rows = written_rows(op, {"residual", residual}, norm.rows, norm.hidden);
   PRECAST_CHECK(!overlap(x_rows, residual_rows, norm),
                 "fused_add_rms_norm_: x and residual overlap in memory; needed two that do not, as both are written");
   const ReadRows weight_row(weight);

@@ -4,7 +4,6 @@
 //
 // Where a mask makes the result zero the gradient is zero too, so the mask is not needed. Nothing is read beyond the
 // diagonal.
-#include "../common/cluster.cuh"
 #include "entries.h"
 #include "row.cuh"
 

@@ -6,24 +6,12 @@
 // Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
 
-#include "../common/exponential.h"
-#include "../common/row_simd.h"
+#include "../common/kept_row.h"
 
 namespace precast::softmax::PRECAST_CPU_LEVEL {
 namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
-
-constexpr int64_t kKept = 4096;  // elements kept at a time: 16 KiB, whole blocks
-constexpr float kInfinity = __builtin_inff();
-
-// The elements of a row that exponentials() goes through: whole blocks, or half a block less where a block of T has its
-// elements in the order of memory. The elements beyond the row are minus infinity.
-template <class T>
-PRECAST_INLINE int64_t padded(int64_t open, const T*) {
-  return (open + kLanes - 1) / kLanes * kLanes;
-}
-PRECAST_INLINE int64_t padded(int64_t open, const bf16*) { return (open + kBlock - 1) / kBlock * kBlock; }
 
 template <class T>
 struct Row {
@@ -66,41 +54,6 @@ bool fully_masked(const uint8_t* mask, int64_t columns) {
     if (mask[i] == 0) return false;
   }
   return true;
-}
-
-// Keeps the scaled and masked row, padded with minus infinity, in the order of its blocks. Returns its maximum.
-template <class T>
-PRECAST_RARE float keep(const Row<T>& row, float* kept) {
-  Block largest = both(-kInfinity);
-  each_block(0, row.open, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
-    const Block z = row.at(i, span);
-    store_block(kept + i, z);
-    largest = greater(largest, z);
-  });
-  return largest_lane(largest);
-}
-
-// Replaces the kept values with exponentials and returns their sum. `count` is padded().
-PRECAST_RARE double exponentials(float* kept, int64_t count, float largest) {
-  const Block base = both(largest);
-  double total = 0;
-  for (int64_t start = 0; start < count; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, count);
-    Block part = both(0.0f);
-    int64_t i = start;
-    for (; i + kBlock <= stop; i += kBlock) {
-      const Block e = exponential(load_block(kept + i) - base);
-      store_block(kept + i, e);
-      part = part + e;
-    }
-    if (i < stop) {
-      const Floats e = exponential(load(kept + i) - base.first);
-      store(kept + i, e);
-      part.first = part.first + e;
-    }
-    total += static_cast<double>(sum(part));
-  }
-  return total;
 }
 
 template <class T>
@@ -174,29 +127,20 @@ PRECAST_INLINE float* place_of(T*, float* kept, int64_t) {
 }
 PRECAST_INLINE float* place_of(float* y, float* kept, int64_t open) { return open == kKept ? y : kept; }
 
-// The maximum of a row, the sum of the exponentials of what lies below it, and the maximum that each part knew.
-struct Total {
-  float largest;
-  double sum;
+// A row's total, and the maximum that each part knew.
+struct Known : Total {
   float known[kParts];
 };
 
-// Reads a long row once: whenever a part has a new maximum, the sum so far is scaled to it. Before a number above minus
-// infinity is found, nothing is subtracted: the difference of two infinities would be NaN.
+// Reads a long row once.
 template <class T>
-void total_of(const Row<T>& row, T* y, float* kept, bool stays, Total* all) {
-  all->largest = -kInfinity;
-  all->sum = 0;
+void total_of(const Row<T>& row, T* y, float* kept, bool stays, Known* all) {
+  static_cast<Total&>(*all) = {};
   for (int64_t start = 0; start < row.open; start += kKept) {
     const Row<T> part = part_of(row, start);
     float* place = stays ? place_of(y + start, kept, part.open) : kept;
-    const float found = keep(part, place);
-    if (found > all->largest) {
-      all->sum *= static_cast<double>(sum(exponential(broadcast(all->largest - found)))) / kLanes;
-      all->largest = found;
-    }
+    add_part(keep(part, place), place, padded(part.open, part.x), all);
     if (stays) all->known[start / kKept] = all->largest;
-    all->sum += exponentials(place, padded(part.open, part.x), all->largest > -kInfinity ? all->largest : 0);
   }
 }
 
@@ -208,7 +152,7 @@ void forward_long_row(const ForwardRows& rows, int64_t number) {
   const Row<T> row = row_at<T>(rows, number);
   T* y = static_cast<T*>(rows.y) + number * rows.columns;
   const bool stays = sizeof(T) == sizeof(float) && row.open <= kParts * kKept;
-  Total all;
+  Known all;
   total_of(row, y, kept, stays, &all);
   if (has_no_column(row, all.largest, rows.columns)) return write_uniform(rows, y);
   const float share = static_cast<float>(1.0 / all.sum);

@@ -10,10 +10,6 @@
 namespace precast {
 namespace softmax {
 
-// Two instructions, compared with eight of expf: all that a row at memory speed can afford. For the results that
-// matter, down to e^-30, the error is within the rounding of the input. Results below 2^-126 become zero.
-DEVICE float exponential(float v) { return exp2_of(v * 1.44269504f); }
-
 // The mask's bytes of one vector.
 template <class T>
 struct MaskBytes {
@@ -234,27 +230,6 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
                 }));
   }
 }
-
-// A sum of exponentials, kept relative to the largest value so far.
-struct Running {
-  float largest, sum;
-
-  template <int N>
-  DEVICE void add(const float (&z)[N]) {
-    float top = z[0];
-#pragma unroll
-    for (int i = 1; i < N; ++i) top = fmaxf(top, z[i]);
-    if (top > largest) {
-      sum *= exponential(largest - top);
-      largest = top;
-    }
-    const float base = largest == -infinity() ? 0.0f : largest;  // nothing counted yet: exp(-inf) is 0, NaN stays NaN
-    float part = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) part += exponential(z[i] - base);
-    sum += part;
-  }
-};
 
 // Any row. It is read once for maximum and sum together, and again for the result. Elements that can be moved by 16
 // bytes come first (a.vectors, which may be 0), then the rest one at a time.

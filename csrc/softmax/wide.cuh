@@ -1,7 +1,6 @@
 // Rows wider than one block can hold.
 #pragma once
 
-#include "../common/cluster.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -17,7 +16,6 @@ DEVICE void forward_wide(const ForwardArgs& a) {
   next_launch_may_start();
   launch_before_has_ended();
   const ClusterWalk<V> walk(a.vectors);
-  const u32 lane = threadIdx.x & 31, warps = walk.blocks * (blockDim.x >> 5);
   const float sign = a.scale < 0.0f ? -1.0f : 1.0f, rate = a.scale * 1.44269504f;
   walk.fetch(0, a.x + walk.row * a.x_stride);
   row_ends();
@@ -36,31 +34,17 @@ DEVICE void forward_wide(const ForwardArgs& a) {
     }
     if (row + walk.clusters < a.rows) walk.fetch(0, a.x + (row + walk.clusters) * a.x_stride);
     row_ends();
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) {
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
-    }
+    top = warp_max(top);
     float base = top == -infinity() ? 0.0f : top * sign;  // then exp(-inf) is 0, and NaN stays NaN
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.has(j)) for_elements<T>(v[j], [&](int, float e) { sum += exp2_of((e - base) * rate); });
     }
-    const float of_warp[2] = {top, warp_sum(sum)};
-    share_in_cluster(of_warp, lines);
-
-    top = -infinity();
-#pragma unroll 1
-    for (u32 i = lane; i < warps; i += 32) top = fmaxf(top, lines[0][i]);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) {
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
-    }
-    sum = 0.0f;
-#pragma unroll 1
-    for (u32 i = lane; i < warps; i += 32) sum += lines[1][i] * exp2_of((lines[0][i] - top) * (rate * sign));
-    const float share = 1.0f / warp_sum(sum);
-    base = top * sign;
+    float total[2] = {top, sum};
+    cluster_total(total, rate * sign, lines);
+    const float share = 1.0f / total[1];
+    base = total[0] * sign;
 
     char* y = a.y + row * a.y_stride;
 #pragma unroll

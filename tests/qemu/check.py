@@ -73,6 +73,7 @@ def paired(x: Any) -> Any:
     return turned(x[..., order])[..., order.argsort()]
 
 
+CLASSES = torch.arange(ROWS) * 97 % WIDTH
 MASK = (numbers(9, 2, 1, 33, 65) > 2).to(torch.uint8)
 
 # What is computed, by what, the shapes of its inputs, and the same in plain torch.
@@ -105,6 +106,11 @@ CASES: dict[str, tuple[Call, tuple[tuple[int, ...], ...], Call]] = {
         lambda x: ops.scaled_upper_triang_masked_softmax(x, 0.5),
         ((3, 65, 65),),
         causal,
+    ),
+    "cross_entropy": (
+        lambda x: ops.cross_entropy(x, CLASSES, label_smoothing=0.1, reduction="none").to(x.dtype),
+        ((ROWS, WIDTH),),
+        lambda x: functional.cross_entropy(x, CLASSES, label_smoothing=0.1, reduction="none"),
     ),
     "rotary_embedding": (
         lambda x: ops.rotary_embedding(x, None, COS, SIN)[0],

@@ -43,8 +43,9 @@ PTX_AS_CPP = {
     "rcp.approx": "result = 1.0f / value;",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",
-    "cvt.rn.f16x2": "",  # these two are behind #if for a newer GPU
+    "cvt.rn.f16x2": "",  # these are behind #if for a newer GPU
     "cvt.rn.bf16": "",
+    "max.": "",
 }
 NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a whole warp
 ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)
@@ -122,6 +123,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def emulated_softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of softmax."""
     return build_emulated(("softmax",), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(scope="session")
+def emulated_losses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of cross entropy."""
+    return build_emulated(("losses",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")

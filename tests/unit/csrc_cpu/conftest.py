@@ -93,6 +93,11 @@ def softmax_levels() -> Iterator[Levels]:
 
 
 @pytest.fixture
+def loss_levels() -> Iterator[Levels]:
+    yield from _levels_of("cross_entropy")
+
+
+@pytest.fixture
 def layer_norm_levels() -> Iterator[Levels]:
     yield from _levels_of("layer_norm")
 

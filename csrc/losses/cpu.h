@@ -1,0 +1,63 @@
+// Cross entropy on the CPU: the interface between host.cpp, which handles tensors and threads, and cpu.cpp, which
+// handles vectors. cpu.cpp is compiled once per CPU level and includes neither torch nor templates of the standard
+// library.
+#pragma once
+
+#include <stdint.h>
+
+#include "../common/cpu_level.h"
+
+namespace precast {
+namespace losses {
+
+// Rows are `columns` contiguous elements. Strides are in elements, from one row to the next. args.h has the formulas.
+struct LossRows {
+  const void* x;
+  void* grad;            // null: only the losses are computed; may be x
+  const void* target;    // a 64-bit integer per row, or a 32-bit one
+  const float* weight;   // null: all are 1
+  const float* factors;  // the scale (null: 1), then the sum of the weights if there are any
+  const float* given;    // lse, share, spread and pull of each row, `rows` apart; null: from the row itself
+  float* losses;
+  float* lse;
+  int64_t rows;
+  int64_t columns;
+  int64_t x_stride;
+  int64_t grad_stride;
+  int64_t ignore_index;
+  float smoothing;
+  float z_loss;
+  int dtype;  // the number of a precast::DType
+  bool narrow_target;
+};
+
+struct ScaleRows {
+  void* grad;
+  const float* factor;
+  int64_t rows;
+  int64_t columns;
+  int64_t grad_stride;
+  int64_t factor_step;  // 0 if one factor serves all rows
+  int dtype;
+};
+
+inline int64_t target_at(const void* target, bool narrow, int64_t row) {
+  return narrow ? static_cast<const int32_t*>(target)[row] : static_cast<const int64_t*>(target)[row];
+}
+
+// Rows [begin, end).
+using LossFunction = void (*)(const LossRows& rows, int64_t begin, int64_t end);
+using ScaleFunction = void (*)(const ScaleRows& rows, int64_t begin, int64_t end);
+
+#define PRECAST_LOSSES_CPU_LEVEL(level)                               \
+  namespace level {                                                   \
+  void losses(const LossRows& rows, int64_t begin, int64_t end);      \
+  void scale_rows(const ScaleRows& rows, int64_t begin, int64_t end); \
+  }
+
+PRECAST_EACH_CPU_LEVEL(PRECAST_LOSSES_CPU_LEVEL)
+
+#undef PRECAST_LOSSES_CPU_LEVEL
+
+}  // namespace losses
+}  // namespace precast

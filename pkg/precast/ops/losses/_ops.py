@@ -1,0 +1,284 @@
+"""The ops behind the losses: options, gradients, checks and registration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import means_its_memory, register
+from precast._dispatch.routes import Route
+from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+from precast.ops._written import check_memory
+
+
+def check_options(op: str, reduction: str, num_items: int | Tensor | None, ignore_index: int) -> None:
+    """Raise unless the options have values that fit each other."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{op}: reduction is {reduction!r}; needed 'mean', 'sum' or 'none'")
+    if num_items is not None and reduction != "mean":
+        raise ValueError(f"{op}: num_items_in_batch with reduction {reduction!r}; needed 'mean', which divides by it")
+    if not -(1 << 63) <= ignore_index < 1 << 63:
+        raise ValueError(f"{op}: ignore_index is {ignore_index}; needed an integer of 64 bits")
+
+
+def check_readable(op: str, **tensors: Tensor | None) -> None:
+    """Raise unless plain torch can read each tensor; it trusts that a storage was not freed."""
+    for name, tensor in tensors.items():
+        if tensor is None or torch.compiler.is_compiling():
+            continue
+        require(
+            tensor.layout == torch.strided,
+            lambda: f"{op}: {name} has the layout {tensor.layout}; needed torch.strided",  # noqa: B023 - called at once
+        )
+        if tensor.device.type != "meta" and means_its_memory(tensor):
+            check_memory(op, name, tensor, written=False)
+
+
+def class_weights(op: str, weight: Tensor | None, x: Tensor, shape: torch.Size, called: str) -> Tensor | None:
+    """The weights in float32, one for each class."""
+    if weight is None:
+        return None
+    check_readable(op, weight=weight)
+    same_device(op, "weight", weight, x, called)
+    require(weight.shape == shape, lambda: f"{op}: weight has shape {tuple(weight.shape)}; needed {tuple(shape)}")
+    return weight.float()
+
+
+def factors(
+    target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, num_items: int | Tensor | None
+) -> Tensor | None:
+    """What losses are multiplied by (None: 1), then the sum of the weights if there are any."""
+    if reduction != "mean":
+        return None if weight is None else torch.stack([weight.new_ones(()), weight.sum()])
+    if num_items is not None:
+        total = torch.as_tensor(num_items, dtype=torch.float32, device=target.device)
+    elif weight is None:
+        total = (target != ignore_index).sum(dtype=torch.float32)
+    else:
+        inside = (target != ignore_index) & (target >= 0) & (target < weight.numel())  # the op refuses the others
+        total = torch.where(inside, weight[torch.where(inside, target, 0).long()], 0.0).sum()
+    scale = total.reciprocal().reshape(1)
+    return scale if weight is None else torch.cat([scale, weight.sum().reshape(1)])
+
+
+def _refuse_needed(logits: Tensor) -> None:
+    """Raise if autograd needs the values of the logits. Other readers are found by torch's version counters."""
+    if not means_its_memory(logits):
+        return  # a graph makes a copy where it needs one
+    if logits.is_leaf:
+        why = "logits is a leaf that requires grad"
+    elif logits._base is not None and logits._base.is_leaf and logits._base.requires_grad:
+        why = "logits is a view of a leaf that requires grad"
+    elif any(_is(logits, getattr(logits.grad_fn, name, None)) for name in ("_saved_result", "_saved_output")):
+        why = f"{type(logits.grad_fn).__name__} has saved logits for its own gradient"
+    else:
+        return
+    raise RuntimeError(f"cross_entropy: in_place, but {why}; needed in_place=False; nothing was written")
+
+
+def _is(tensor: Tensor, saved: Any) -> bool:
+    return isinstance(saved, Tensor) and saved.data_ptr() == tensor.data_ptr()
+
+
+def refuse_second_derivative(op: str) -> None:
+    """Called in a backward pass; it records a graph only for ``create_graph=True``."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{op}: the gradient was computed in the forward pass and cannot be differentiated again "
+            "(create_graph=True); needed torch.nn.functional.cross_entropy"
+        )
+
+
+def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
+    """Multiply a gradient by ``factor``, one number or one per row, in memory that no version counter watches."""
+    if torch.compiler.is_compiling():  # a graph may run again with the same saved gradient
+        return (grad * factor.reshape(*factor.shape, *(1,) * (grad.dim() - factor.dim()))).to(grad.dtype)
+    same_device("cross_entropy", "the gradient of the loss", factor, grad, "logits")
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        _SCALE(grad, factor.reshape(-1))
+    return grad
+
+
+class _Loss(torch.autograd.Function):
+    """The gradient is computed with the loss. A second backward pass computes it once more, from the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Any],
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        factors: Tensor | None,
+        *options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        losses, lse, grad = _WITH_GRAD(logits, target, weight, factors, *options)
+        ctx.save_for_backward(grad, logits, target, weight, factors)
+        ctx.options, ctx.taken = options, False
+        ctx.mark_non_differentiable(lse)
+        return losses, lse
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Any, ...]:
+        refuse_second_derivative("cross_entropy")
+        grad, *inputs = ctx.saved_tensors
+        if ctx.taken:
+            grad = _WITH_GRAD(*inputs, *ctx.options)[2]
+        ctx.taken = True
+        return None, scale_rows(grad, slope), None, None, None, None, None, None
+
+
+class _InPlace(torch.autograd.Function):
+    """The gradient lies over the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compute: Callable[..., Any], logits: Tensor, target: Tensor, *others: Any
+    ) -> tuple[Tensor, Tensor]:
+        _refuse_needed(logits)
+        losses, lse = compute(logits, target, *others)
+        ctx.save_for_backward(logits)
+        ctx.taken = False
+        ctx.mark_non_differentiable(lse)
+        return losses, lse
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Any, ...]:
+        refuse_second_derivative("cross_entropy")
+        if ctx.taken:
+            raise RuntimeError(
+                "cross_entropy: a second backward pass, but with in_place the first one used the only gradient up; "
+                "needed in_place=False"
+            )
+        ctx.taken = True
+        (grad,) = ctx.saved_tensors
+        return None, scale_rows(grad.detach(), slope), None, None, None, None, None, None
+
+
+def _refuse_gradient(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "cross_entropy: a gradient of an inner op is wanted; needed precast.ops.cross_entropy, or torch.no_grad()"
+    )
+
+
+# ---- checks that need only metadata, with the kernels' messages ----
+
+
+def _check_numbers(op: str, name: str, vector: Tensor, logits: Tensor, size: int, called: str = "logits") -> None:
+    require(vector.dtype == torch.float32, lambda: f"{op}: {name} is {dtype_name(vector)}; needed float32")
+    same_device(op, name, vector, logits, called)
+    require(
+        vector.dim() == 1 and vector.shape[0] == size,
+        lambda: f"{op}: {name} has shape {tuple(vector.shape)}; needed ({size},)",
+    )
+
+
+def _check_logits(op: str, logits: Tensor, name: str = "logits") -> None:
+    require(
+        logits.dtype in FLOAT_TYPES,
+        lambda: f"{op}: {name} is {dtype_name(logits)}; needed float32, float16 or bfloat16",
+    )
+    require(
+        logits.dim() >= 1 and logits.shape[-1] > 0,
+        lambda: f"{op}: {name} has shape {tuple(logits.shape)}; needed (..., classes) with at least one class",
+    )
+
+
+def _check_target(op: str, logits: Tensor, target: Tensor, weight: Tensor | None) -> None:
+    _check_logits(op, logits)
+    require(
+        target.dtype in (torch.int64, torch.int32),
+        lambda: f"{op}: target is {dtype_name(target)}; needed int64 or int32, the number of a class per row",
+    )
+    same_device(op, "target", target, logits, "logits")
+    require(
+        target.shape == logits.shape[:-1],
+        lambda: (
+            f"{op}: target has shape {tuple(target.shape)} and logits {tuple(logits.shape)}; "
+            "needed the shape of logits without the last dimension"
+        ),
+    )
+    if weight is not None:
+        _check_numbers(op, "weight", weight, logits, logits.shape[-1])
+
+
+def _checked(op: str) -> Callable[..., None]:
+    def check(
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        factors: Tensor | None,
+        ignore_index: int,
+        label_smoothing: float,
+        z_loss: float,
+    ) -> None:
+        _check_target(op, logits, target, weight)
+        if factors is not None:
+            _check_numbers(op, "factors", factors, logits, 1 if weight is None else 2)
+        require(
+            0 <= label_smoothing <= 1,
+            lambda: f"{op}: label_smoothing is {label_smoothing:g}; needed a number from 0 to 1",
+        )
+
+    return check
+
+
+def _check_backward(logits: Tensor, target: Tensor, given: Tensor, weight: Tensor | None) -> None:
+    op = "cross_entropy_backward"
+    _check_target(op, logits, target, weight)
+    require(given.dtype == torch.float32, lambda: f"{op}: given is {dtype_name(given)}; needed float32")
+    same_device(op, "given", given, logits, "logits")
+    require(
+        given.dim() == 2 and given.shape[0] == 4 and given.shape[1] == target.numel(),
+        lambda: f"{op}: given has shape {tuple(given.shape)}; needed (4, {target.numel()})",
+    )
+
+
+def _check_scale(grad: Tensor, factor: Tensor) -> None:
+    op = "cross_entropy_scale_"
+    _check_logits(op, grad, "grad")
+    require(factor.dtype == torch.float32, lambda: f"{op}: factor is {dtype_name(factor)}; needed float32")
+    same_device(op, "factor", factor, grad, "grad")
+    rows = grad.numel() // grad.shape[-1]
+    require(
+        factor.numel() == 1 or (factor.dim() == 1 and factor.shape[0] == rows),
+        lambda: f"{op}: factor has shape {tuple(factor.shape)}; needed one element, or ({rows},)",
+    )
+
+
+def _numbers_like(target: Tensor) -> Tensor:
+    return torch.empty(target.shape, dtype=torch.float32, device=target.device)
+
+
+def _like(logits: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _two(logits: Tensor, target: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _numbers_like(target), _numbers_like(target)
+
+
+with namespace.family("cross_entropy", __package__):
+    CROSS_ENTROPY = register("cross_entropy", check=_checked("cross_entropy"), result=_two, gradient=_Loss.apply)
+    CROSS_ENTROPY_WITH_GRAD = register(
+        "cross_entropy_with_grad",
+        check=_checked("cross_entropy_with_grad"),
+        result=lambda logits, target, *_: (*_two(logits, target), _like(logits)),
+        gradient=_refuse_gradient,
+    )
+    CROSS_ENTROPY_WITH_GRAD_ = register(
+        "cross_entropy_with_grad_", check=_checked("cross_entropy_with_grad_"), result=_two, gradient=_InPlace.apply
+    )
+    CROSS_ENTROPY_BACKWARD = register("cross_entropy_backward", check=_check_backward, result=_like)
+    CROSS_ENTROPY_SCALE_ = register(
+        "cross_entropy_scale_", check=_check_scale, result=lambda *_: None, gradient=_refuse_gradient
+    )
+
+LOSS = Route(CROSS_ENTROPY, _Loss)
+_WITH_GRAD = Route(CROSS_ENTROPY_WITH_GRAD, _refuse_gradient)
+IN_PLACE = Route(CROSS_ENTROPY_WITH_GRAD_, _InPlace)
+_SCALE = Route(CROSS_ENTROPY_SCALE_, _refuse_gradient)
