@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.check is not None:
         return _check(options.check, as_json=options.json)
-    sys.path.insert(0, str(Path.cwd()))  # the caller names a module of theirs
+    sys.path.append(str(Path.cwd()))  # the caller names a module of theirs; none of another name is found here first
     from precast._adopt.run import adopt
 
     model = command.build(options.dry_run or options.measure)
