@@ -26,16 +26,16 @@ pytestmark += QUIET
 
 # Modules replaced and left, by kind.
 FATES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
-    "llama": ({"rms_norm": 5, "gated_mlp": 2}, {"rotary": 2, "loss": 1}),
-    "qwen3": ({"rms_norm": 9, "gated_mlp": 2}, {"rotary": 2, "loss": 1}),
-    "qwen3_moe": ({"rms_norm": 9}, {"rotary": 2, "loss": 1, "gated_mlp": 2}),
-    "gemma3": ({"rms_norm": 13, "gated_mlp": 2}, {"rotary": 2, "loss": 1}),
-    "gpt_oss": ({"rms_norm": 5}, {"rotary": 2, "loss": 1, "gated_mlp": 4}),
-    "gpt2": ({"layer_norm": 5}, {"gated_mlp": 2, "loss": 1}),
+    "llama": ({"rms_norm": 5, "gated_mlp": 2, "loss": 1}, {"rotary": 2}),
+    "qwen3": ({"rms_norm": 9, "gated_mlp": 2, "loss": 1}, {"rotary": 2}),
+    "qwen3_moe": ({"rms_norm": 9, "loss": 1}, {"rotary": 2, "gated_mlp": 2}),
+    "gemma3": ({"rms_norm": 13, "gated_mlp": 2, "loss": 1}, {"rotary": 2}),
+    "gpt_oss": ({"rms_norm": 5, "loss": 1}, {"rotary": 2, "gated_mlp": 4}),
+    "gpt2": ({"layer_norm": 5, "loss": 1}, {"gated_mlp": 2}),
     "bert": ({"layer_norm": 6}, {}),
     "vit": ({"layer_norm": 5}, {"gated_mlp": 2}),
     "whisper": ({"layer_norm": 12}, {}),
-    "mamba2": ({"rms_norm": 3}, {"rms_norm": 2, "loss": 1}),
+    "mamba2": ({"rms_norm": 3, "loss": 1}, {"rms_norm": 2}),
     "timm_vit": ({"layer_norm": 5}, {}),
     "timm_convnext": ({"layer_norm": 9}, {}),
     "unet": ({"layer_norm": 12}, {"gated_mlp": 4}),

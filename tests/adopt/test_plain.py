@@ -180,17 +180,13 @@ def test_an_unknown_package_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert fate(torch.nn.LayerNorm(64)) == "its forward is defined in torch, which is not a known package"
 
 
-def test_a_changed_source_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_source_is_left_alone(monkeypatch: pytest.MonkeyPatch, forget_sources: Any) -> None:
     def forward(self: Any, input: Any) -> Any:  # noqa: A002
         return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps + 1e-3)
 
-    from precast._adopt import source
-
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", forward)
-    source._fingerprint.cache_clear()
+    forget_sources()
     assert fate(torch.nn.LayerNorm(64)) == "no rule knows what its forward does"
-    monkeypatch.undo()
-    source._fingerprint.cache_clear()
 
 
 def test_a_machine_without_the_kernel_leaves_the_module_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import forwards, recognise, samples
+from precast._adopt import forwards, loss, recognise, samples
 from precast._adopt.report import Report
 from precast._adopt.source import Unreadable, fingerprint
 from precast._version import __version__
@@ -110,13 +110,13 @@ def measure(model: Module) -> tuple[Speed, ...]:
 
 def _measured(model: Module, what: str, unit: str, items: int, function: Callable[[], Any]) -> Speed:
     """Medians of turns, so that a machine that slows down does so for both."""
-    adopted = {one: one.__dict__["forward"] for one in model.modules() if forwards.is_ours(one.__dict__.get("forward"))}
+    adopted = forwards.patched(model)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS + 1):
         for after in (False, True):
-            for module, forward in adopted.items():
-                module.__dict__.pop("forward", None)
-                module.__dict__.update({"forward": forward} if after else {})
+            for module, name, forward in adopted:
+                module.__dict__.pop(name, None)
+                module.__dict__.update({name: forward} if after else {})
             started = time.perf_counter()
             function()
             if torch.cuda.is_available():
@@ -129,9 +129,9 @@ def _measured(model: Module, what: str, unit: str, items: int, function: Callabl
 def _train(model: Module, batch: Mapping[str, Any]) -> None:
     result = model(**batch)
     values = result.values() if isinstance(result, Mapping) else [result]
-    loss = result["loss"] if isinstance(result, Mapping) and "loss" in result else None
+    own = result["loss"] if isinstance(result, Mapping) and "loss" in result else None
     sums = [value.float().sum() for value in values if isinstance(value, torch.Tensor)]
-    (torch.stack(sums).sum() if loss is None else loss).backward()
+    (torch.stack(sums).sum() if own is None else own).backward()
     model.zero_grad()
 
 
@@ -146,7 +146,8 @@ def _small(config_class: Any) -> Any:
 def _fingerprint_of(name: str) -> str:
     module, _, cls = name.rpartition(".")
     try:
-        return fingerprint(getattr(importlib.import_module(module), cls))
+        found = getattr(importlib.import_module(module), cls)
+        return fingerprint(found) if isinstance(found, type) else loss.fingerprint_of(found)
     except (ImportError, AttributeError, Unreadable) as error:
         return f"none ({str(error).splitlines()[0]})"
 

@@ -19,6 +19,7 @@ from torch.nn import Module
 from precast.ops._checks import FLOAT_TYPES
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.layer_norm import layer_norm as _layer_norm
+from precast.ops.losses import cross_entropy
 from precast.ops.rms_norm import Casting
 from precast.ops.rms_norm import rms_norm as _rms_norm
 from precast.ops.softmax import scaled_softmax
@@ -31,11 +32,18 @@ GATES: dict[str, Callable[..., Tensor]] = {
 # A partial cannot be told apart from those of others, except by its function.
 _OURS: list[Callable[..., Any]] = []
 _is_compiling = torch.compiler.is_compiling
+LOSS = "_loss_function"  # what the setter of transformers' ``loss_function`` writes
 
 
 def is_ours(forward: object) -> bool:
     """Whether an instance's ``forward`` is one of this file."""
     return isinstance(forward, functools.partial) and forward.func in _OURS
+
+
+def patched(model: Module) -> list[tuple[Module, str, Callable[..., Any]]]:
+    """Each attribute of an instance that is one of this file, with its value."""
+    found = [(module, name, module.__dict__.get(name)) for module in model.modules() for name in ("forward", LOSS)]
+    return [(module, name, value) for module, name, value in found if value is not None and is_ours(value)]
 
 
 def _ours(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +132,32 @@ def packed_gated(
         return of_result(GATES[gate](both))  # type: ignore[misc]
     gates, factors = both.chunk(2, dim=-1)
     return of_result(factors * act(gates))  # type: ignore[misc]
+
+
+@_ours
+def causal_loss(
+    own_loss: Callable[..., Tensor],
+    device: str,
+    /,
+    logits: Tensor,
+    labels: Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The loss of the next tokens; like the own one, it reads no ``others``. It can be differentiated once."""
+    items = num_items_in_batch
+    single = items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
+    if _is_compiling() or not _plain(logits, device) or not single:
+        options = {"num_items_in_batch": items, "ignore_index": ignore_index, "shift_labels": shift_labels, **others}
+        return own_loss(logits, labels, vocab_size, **options)
+    if shift_labels is None:
+        shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]  # type: ignore[arg-type]
+    target = shift_labels.reshape(-1).to(logits.device)
+    items = items.to(logits.device) if isinstance(items, Tensor) else items
+    return cross_entropy(logits.view(-1, vocab_size), target, ignore_index=ignore_index, num_items_in_batch=items)
 
 
 def _plain(x: Any, device: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import forwards
+from precast._adopt import forwards, loss
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.source import Unreadable, fingerprint, owner
@@ -40,6 +40,7 @@ class Exact:
     note: str
     trials: Trials | None
     device: str
+    attribute: str = "forward"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Found:
     kind: str
     fingerprint: str
     fate: Exact | str
+    function: str = ""  # what was examined, if not the forward of the module's class
 
 
 def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
@@ -73,8 +75,8 @@ def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
             if named is not None and not forwards.is_ours(module.__dict__.get("forward")):
                 reason = unreadable or "no rule knows what its forward does"
                 yield Found(name, module, named.kind, digest, reason)
-            elif hasattr(module, "loss_function") and _CAUSAL.search(cls.__name__):
-                yield Found(name, module, "loss", digest, _LOSS_REASON)
+            elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
+                yield _loss(name, module, device)
             elif any(_ROTARY.match(word) for word in _globals_used(cls)):
                 yield Found(name, module, "rotary", digest, _ROTARY_REASON)
             continue
@@ -90,10 +92,22 @@ def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
         yield Found(name, module, rule.kind, digest, proofs[key])
 
 
-_LOSS_REASON = "no kernel of this package computes its loss"
 _ROTARY_REASON = (
     "its rotary embedding is a function of the module, which is not ours to patch, and rounds each product to 16 bits"
 )
+
+
+def _loss(name: str, model: Any, device: str) -> Found:
+    if device not in DEVICES:
+        return Found(name, model, "loss", "", f"it is on {device}; needed {' or '.join(DEVICES)}")
+    try:
+        forward, digest, note = loss.bound(model, device)
+    except KernelError as error:
+        return Found(name, model, "loss", "", f"no kernel here: {str(error).splitlines()[0]}")
+    if forward is None:
+        return Found(name, model, "loss", digest, note)
+    own = f"{model.loss_function.__module__}.{model.loss_function.__qualname__}"
+    return Found(name, model, "loss", digest, Exact(lambda _: forward, note, None, device, forwards.LOSS), own)
 
 
 def _prove(rule: Rule, module: Module, digest: str, device: str) -> Exact | str:

@@ -76,9 +76,9 @@ def undo_adopt(model: Module) -> int:
         assert precast.undo_adopt(model) == 1
     """
     recognise.require_module("undo_adopt", model)
-    mine = [module for module in model.modules() if forwards.is_ours(module.__dict__.get("forward"))]
-    for module in mine:
-        del module.__dict__["forward"]
+    mine = forwards.patched(model)
+    for module, name, _ in mine:
+        del module.__dict__[name]
     return len(mine)
 
 
@@ -100,14 +100,14 @@ def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_
         noises, reason = compare.noises(bare, batch, untouched)
         missing += [*untouched.missing, *([reason] if reason else [])]
     for one, fate in exact:
-        one.module.forward = fate.bind(one.module)
+        one.module.__dict__[fate.attribute] = fate.bind(one.module)
     compared: tuple[Comparison, ...] = ()
     if batch is not None and untouched is not None:
         compared = compare.compare(untouched, compare.measure(bare, batch), noises)
     undone = _verdict(exact, compared, [cls for cls, before in classes.items() if dict(vars(cls)) != before])
     if undone or dry_run:
-        for one, _ in exact:
-            one.module.__dict__.pop("forward", None)
+        for one, fate in exact:
+            one.module.__dict__.pop(fate.attribute, None)
     return Report(
         model=_name(type(bare)),
         replaced=_groups(one for one in found if isinstance(one.fate, Exact)),
@@ -155,7 +155,7 @@ def _verdict(
 def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:
     def key(one: recognise.Found) -> tuple[str, str, str, str]:
         note = one.fate.note if isinstance(one.fate, Exact) else one.fate
-        return one.kind, _name(type(one.module)), one.fingerprint, note
+        return one.kind, one.function or _name(type(one.module)), one.fingerprint, note
 
     ordered = sorted(found, key=key)
     return tuple(

@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import textwrap
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,7 +40,17 @@ def fingerprint(cls: type[torch.nn.Module]) -> str:
 def _fingerprint(cls: Any) -> str:
     texts: dict[str, str] = {}
     _collect(cls, "forward", texts)
-    return hashlib.sha256("\n".join(texts.values()).encode()).hexdigest()[:16]
+    return _digest(texts.values())
+
+
+def fingerprint_of_functions(*functions: Any) -> str:
+    """The same for functions of a module, of which one calls the others.
+
+    Raises:
+        Unreadable: as above.
+    """
+    texts = [ast.unparse(_plain(function.__name__, function)) for function in functions]
+    return _digest(texts)
 
 
 def owner(cls: type[torch.nn.Module]) -> type[Any]:
@@ -49,7 +60,20 @@ def owner(cls: type[torch.nn.Module]) -> type[Any]:
 
 def _collect(cls: type[Any], name: str, texts: dict[str, str]) -> None:
     """Add the method's text, then those of the methods that it calls."""
-    function = inspect.getattr_static(cls, name)
+    tree = _plain(name, inspect.getattr_static(cls, name))
+    texts[name] = ast.unparse(tree)
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
+    for method in sorted(own - texts.keys()):
+        if isinstance(inspect.getattr_static(cls, method, None), types.FunctionType):
+            _collect(cls, method, texts)
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def _plain(name: str, function: Any) -> ast.AST:
+    """The function's syntax without what does not count."""
     if not isinstance(function, types.FunctionType):
         raise Unreadable(f"{name} is a {type(function).__name__}, not a function")
     if hasattr(function, "__wrapped__") or function.__closure__:
@@ -60,12 +84,7 @@ def _collect(cls: type[Any], name: str, texts: dict[str, str]) -> None:
         raise Unreadable(f"the source of {name} cannot be read: {error}") from error
     if not isinstance(tree, ast.FunctionDef) or tree.name != function.__name__:
         raise Unreadable(f"the source file of {name} has changed since it was imported")
-    plain = _Plain(function)
-    texts[name] = ast.unparse(ast.fix_missing_locations(plain.visit(tree)))
-    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
-    for method in sorted(own - texts.keys()):
-        if isinstance(inspect.getattr_static(cls, method, None), types.FunctionType):
-            _collect(cls, method, texts)
+    return ast.fix_missing_locations(_Plain(function).visit(tree))  # type: ignore[no-any-return]
 
 
 def _is_self(node: ast.AST) -> bool:
