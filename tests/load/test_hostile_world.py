@@ -39,6 +39,8 @@ VERBS = {
     "export-cache": ["exported.tar.gz"],
     "import-cache": ["nowhere.tar"],
     "report": [],
+    "adopt": ["--check", "nowhere.json"],
+    "xray": ["nowhere.so"],
 }
 COMMANDS = [[*verb.split(), *arguments] for verb, arguments in VERBS.items()]
 # All verbs in one process: most of the time of a short command is the import of torch.

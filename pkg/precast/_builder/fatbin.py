@@ -1,8 +1,8 @@
 """Read the targets of the device code that nvcc puts into a library: a fat binary's headers, also if it is compressed.
 
 NVIDIA does not document the layout. It was read from files that ``fatbinary`` of CUDA 13.5 wrote for known targets and
-each compression mode, and ``a`` targets of CUDA 12 were compared with ``cuobjdump``. An entry's header states its
-target, so nothing has to be decompressed; only the first bytes of an LZ4 block are, to read a cubin's own header.
+each compression mode. An entry's header states its target, so nothing has to be decompressed; only the first bytes of
+an LZ4 block are, to read a cubin's own header.
 """
 
 from __future__ import annotations
