@@ -146,6 +146,7 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	@echo 'Installing torch and the tools that constraints.txt pins; this may take minutes.'
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch
+	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group models
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-build-isolation --editable .
 	touch $@
 
