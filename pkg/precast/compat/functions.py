@@ -212,6 +212,12 @@ def _moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = Non
     return reference.moe_combine_rows(rows, positions, weights, False)
 
 
+def losses(find: Find) -> Members:
+    """The ops of cross entropy, by their names in ``torch.ops.precast``."""
+    _module("losses")
+    return {name: find(name) for name in ("cross_entropy", "cross_entropy_with_grad", "cross_entropy_with_grad_")}
+
+
 def image(find: Find) -> Members:
     """The ops of image generators."""
     plain: Members = {

@@ -118,6 +118,12 @@ class LayerNormLoader(KernelLoader):
     ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
 
 
+class LossLoader(KernelLoader):
+    """Cross entropy of each row: ``cross_entropy``, ``cross_entropy_with_grad``, ``cross_entropy_with_grad_``."""
+
+    REGISTRY = _over("losses", ("cross_entropy",), functions.losses)
+
+
 class MoeLoader(KernelLoader):
     """Mixture of experts: dispatch and combine by capacity, gating, alignment to blocks, permutation of rows."""
 
