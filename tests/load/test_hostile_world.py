@@ -122,7 +122,8 @@ def test_no_verb_ends_with_a_traceback(world: str, wheel: Site) -> None:
     found = everything(wheel, WORLDS[world])
     codes = {words: code for words, (code, _, _) in found.items()}
     if world == "as it should be":
-        assert codes.pop("import-cache nowhere.tar") == codes.pop("export-cache exported.tar.gz") == status.FAILED
+        failing = [words for words in codes if "nowhere" in words or words == "export-cache exported.tar.gz"]
+        assert len(failing) == 4 and {codes.pop(words) for words in failing} == {status.FAILED}
         assert set(codes.values()) == {status.GOOD}, found
     setting = world.removesuffix(" is garbage")
     bad = {"PRECAST_JIT", "PRECAST_JIT_WAIT", "MAX_JOBS", "PRECAST_DEBUG", "PRECAST_QUIET", "PRECAST_INDEX_URL"}

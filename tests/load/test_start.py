@@ -43,7 +43,7 @@ FIRST_CALL = """
 # A room is a module of ours that runs between the call of an op and its result, as it is imported or called. A return
 # is a call that enters a room which was entered before and left. A call from one place counts once, so that a loop is
 # walked through once; what modules do as they are imported counts for the rooms alone, and making a value for neither.
-ROOMS, RETURNS = 25, 40
+ROOMS, RETURNS = 26, 40
 WALK = """
     import os, sys, torch
     import precast.ops
