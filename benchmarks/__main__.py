@@ -30,6 +30,7 @@ NAMES = (
     "layer_norm",
     "activations",
     "softmax",
+    "losses",
     "rotary",
     "fused_adam",
     "kv_cache",

@@ -49,3 +49,15 @@ def functions() -> dict[str, Callable[..., Any]]:
         "silu_and_mul": LigerSiLUMulFunction.apply,
         "gelu_tanh_and_mul": LigerGELUMulFunction.apply,
     }
+
+
+def loss(op: str) -> dict[str, Callable[..., Any]]:
+    """Its loss by its name, which computes the gradients in the forward pass; nothing if it is not installed."""
+    if installed() is None:
+        return {}
+    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    if op == "cross_entropy":
+        return {NAME: lambda logits, target: LigerCrossEntropyFunction.apply(logits, target, None)[0]}
+    return {NAME: lambda x, weight, target: LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]}

@@ -207,3 +207,21 @@ def test_the_table_of_whole_models_has_a_row_for_each_way() -> None:
 
     row = Result("untouched", 12345.6, 20.04, (11.8, 11.25), 800.0, 4.0, 0.5, "")
     assert table([row]).splitlines()[2] == "| untouched | 12,346 | 20.0 | 800 | 4.0 | 0.5 | 11.2500 |"
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_the_contestants_of_the_losses_compute_the_same_gradients() -> None:
+    import torch
+
+    from benchmarks import losses
+
+    compared = [
+        losses.from_logits(6, 50, "cpu", lambda function: function),
+        {name: run for name, run in losses.from_hidden_states(6, 16, 50, "cpu").items() if name != losses.PRODUCTS},
+    ]
+    for runs in compared:
+        expected = runs["torch eager"]()
+        for name, run in runs.items():
+            for one, other in zip(run(), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4, msg=name)
