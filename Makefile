@@ -147,6 +147,9 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch
 	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group models
+	@# A torchvision that was built for another torch would break transformers too.
+	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group vision
+	@$(BIN)/python -c 'import timm' 2> /dev/null || $(BIN)/python -m pip uninstall -qq --yes timm torchvision
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-build-isolation --editable .
 	touch $@
 

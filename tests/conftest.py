@@ -2,10 +2,10 @@
 
 A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
 ``act``, ``chromium``, ``site``, ``node``, ``strace``, ``mounts``, ``container``, ``qemu``, ``freethreaded``,
-``mutants``, ``models``). The needs of the collected tests are probed once; what was found is printed below the results,
-and a test whose need is not met is skipped here, with the reason. Any other skip is reported as a failure, because it
-would hide that something untested could have been tested. Every skip is listed again at the end. A module that cannot
-be imported without torch says ``pytest.importorskip("torch")`` first.
+``mutants``, ``models``, ``timm``). The needs of the collected tests are probed once; what was found is printed below
+the results, and a test whose need is not met is skipped here, with the reason. Any other skip is reported as a failure,
+because it would hide that something untested could have been tested. Every skip is listed again at the end. A module
+that cannot be imported without torch says ``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
 spreads the tests over processes; the process that hands them out prints what those that run them found.
@@ -179,11 +179,18 @@ def probe_qemu() -> Found:
 
 
 def probe_models() -> Found:
-    packages = ("transformers", "timm", "diffusers", "peft", "kernels")
+    packages = ("transformers", "diffusers", "peft", "kernels")
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         return Found(False, f"no package {', '.join(missing)} (make env installs them where this torch has them)")
     return Found(True, ", ".join(f"{name} {version(name)}" for name in packages))
+
+
+def probe_timm() -> Found:
+    """Whether timm can be imported: it needs a torchvision that was built for this torch."""
+    command = [sys.executable, "-W", "ignore", "-c", "import timm; print(timm.__version__)"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return Found(run.returncode == 0, (run.stdout if run.returncode == 0 else run.stderr).strip()[-200:])
 
 
 def probe_mutants() -> Found:
@@ -252,7 +259,8 @@ NEEDS = {
         Need("act", "runs workflows on this machine by act", probe_act),
         Need("freethreaded", "runs on the free-threaded Python of FREE_THREADED_PYTHON", probe_freethreaded),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
-        Need("models", "runs models of transformers, timm and diffusers", probe_models),
+        Need("models", "runs models of transformers and diffusers", probe_models),
+        Need("timm", "runs models of timm", probe_timm),
         Need("mutants", "makes mutants of Python, with what make mutate installs", probe_mutants),
         Need("chromium", "drives pages in Chromium", probe_chromium),
         Need("site", "reads the documentation site that make docs built", probe_site),

@@ -46,7 +46,8 @@ STEPS = 20
 
 def quick(*names: str, of: Iterable[str] = zoo.MODELS) -> list[Any]:
     """These models, and the others as long tests."""
-    return [*names, *(pytest.param(name, marks=pytest.mark.long) for name in of if name not in names)]
+    marks = {name: [pytest.mark.timm] * name.startswith("timm_") for name in (*names, *of)}
+    return [pytest.param(name, marks=[*own, *[pytest.mark.long] * (name not in names)]) for name, own in marks.items()]
 
 
 def losses(model: Any) -> list[float]:
@@ -71,7 +72,7 @@ def losses(model: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", quick(*zoo.MODELS))
 def test_a_model_is_adopted(name: str) -> None:
     model = zoo.make(name)
     report = precast.adopt(model)
