@@ -55,7 +55,7 @@ VERBS = {
     "import-cache": ["../adam.tar.xz"],
     "report": [],
     "adopt": ["--dry-run", "torch.nn:Identity"],
-    "xray": ["{torch}/lib/libshm.so"],
+    "xray": [os.path.realpath(sys.executable)],
 }
 BUILDS = {
     "host": "import precast; assert precast.load('adam_').host.kind == 'jit'",
@@ -144,12 +144,9 @@ def test_the_danger_is_real(here: Here, bare: Site) -> None:
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_no_verb_executes_it(here: Here, built: Site, script: Callable[[str], list[str]]) -> None:
-    import torch
-
     assert set(VERBS) == parsers.leaves(make_parser()), "every verb is tried"
     for verb, arguments in VERBS.items():
-        given = [argument.format(torch=Path(torch.__file__).parent) for argument in arguments]
-        done = here.run(built, [*script(SCRIPT), *verb.split(), *given])
+        done = here.run(built, [*script(SCRIPT), *verb.split(), *arguments])
         assert (done.returncode, done.stderr) in ((0, ""), (1, "")), (verb, done)
         assert here.executed() == set(), verb
         if verb == "doctor":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from precast._abi import remedy
 from precast._cli import output, status
+from precast._load import probe
 from precast.errors import KernelError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the certificate is good, or still is."""
+    _require_torch()
     from precast._adopt import command
 
     if options.check is not None:
@@ -44,6 +48,14 @@ def run(options: argparse.Namespace) -> int:
         rows = [(s.what, f"{s.before:,.0f}", f"{s.after:,.0f} {s.unit}", f"{s.after / s.before:.2f}x") for s in speeds]
         output.say("\n".join([str(report), *(output.table([("", "before", "after", ""), *rows]) if rows else [])]))
     return status.GOOD if report.ok else status.NO
+
+
+def _require_torch() -> None:
+    """Raise KernelError if torch cannot be imported."""
+    host = probe.probe_host(probe.read_settings(), gpus=False)
+    if host.torch is None:
+        fix = remedy.install_torch(replace(host, installer=probe.probe_installer()))
+        raise KernelError(f"a model needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) {fix}")
 
 
 def _check(path: Path, *, as_json: bool) -> int:
