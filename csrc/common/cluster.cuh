@@ -62,8 +62,8 @@ DEVICE void cluster_barrier() {
 #endif
 }
 
-// The copies of a row whose addresses are computed at once. For 10.x and 11.x the compiler has no registers for all.
-constexpr int kCopiesAtOnce = PRECAST_ARCH / 100 == 10 || PRECAST_ARCH / 100 == 11 ? 2 : 8;
+// The copies of a row whose addresses are computed at once. For 10.x and newer the compiler has no registers for all.
+constexpr int kCopiesAtOnce = PRECAST_ARCH >= 1000 ? 2 : 8;
 
 // Writes a number to the same address in the shared memory of block `rank` of the cluster.
 DEVICE void store_in_cluster(float* p, u32 rank, float v) {

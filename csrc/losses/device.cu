@@ -244,8 +244,8 @@ DEVICE void loss_wide(const LossArgs& a) {
   next_launch_may_start();
   launch_before_has_ended();
   const ClusterWalk<V> walk(a.vectors);
-  // For 10.x and newer the compiler has no registers for the addresses of single copies.
-  constexpr bool kOneByOne = PRECAST_ARCH < 1000;
+  // For 10.x and newer the compiler has no registers for the addresses of single copies (kCopiesAtOnce).
+  constexpr bool kOneByOne = kCopiesAtOnce >= V;
   const auto fetch = [&](int j, u32 row) {
     if (row < a.rows && walk.has(j)) copy(walk.place(0, j), a.x + row * a.x_stride + walk.offset(j));
     row_ends();
