@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from precast._abi.version import Release
 from precast._adopt import forwards, loss
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
@@ -21,10 +22,10 @@ from precast.errors import KernelError
 
 # The packages whose sources have been read: the oldest version that counts, and the first that does not.
 PACKAGES = {
-    "torch": ((2, 4), (3, 0)),
-    "transformers": ((4, 57), (6, 0)),
-    "timm": ((1, 0), (2, 0)),
-    "diffusers": ((0, 35), (1, 0)),
+    "torch": (Release(2, 4), Release(3, 0)),
+    "transformers": (Release(4, 57), Release(6, 0)),
+    "timm": (Release(1, 0), Release(2, 0)),
+    "diffusers": (Release(0, 35), Release(1, 0)),
 }
 DEVICES = ("cpu", "cuda")
 # Rotary embeddings are functions of a module, not methods, so there is no instance to patch.
@@ -139,7 +140,7 @@ def _refusal(module: Module, device: str, gathered: bool) -> str:
     version = version_of(package)
     low, high = PACKAGES[package]
     if not low <= _release(version) < high:
-        return f"{package} {version} is not known; needed {_dotted(low)} or newer, and below {_dotted(high)}"
+        return f"{package} {version} is not known; needed {low} or newer, and below {high}"
     if device not in DEVICES:
         return f"it is on {device}; needed {' or '.join(DEVICES)}"
     if is_sharded(module) and not gathered:
@@ -182,12 +183,10 @@ def _globals_used(cls: type[Module]) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _dotted(release: tuple[int, int]) -> str:
-    return ".".join(map(str, release))
+def _release(version: str) -> Release:
+    """The first two numbers of any package's version; a missing one is 0."""
+    major, minor, *_ = (*map(int, re.findall(r"\d+", version)), 0, 0)
+    return Release(major, minor)
 
 
 def require_module(function: str, model: object) -> None:
