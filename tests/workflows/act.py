@@ -1,6 +1,8 @@
 """Run the workflows on this machine by nektos/act: jobs on the host, GitHub's actions replaced by ``stubs/``.
 
 All jobs run on the host: ``container:`` is left out of the copy that act reads, and the wheels are built by the hooks.
+They run one at a time, of a matrix too: jobs that look for the same stand-in at once can end act by
+"concurrent map read and map write" (nektos/act#6109).
 
 ``python -m tests.workflows.act`` runs the release workflow as a dry run for one cell: really compiled, built, audited
 and tested. With ``doubles`` the verbs are stood in for too, which leaves the graph of jobs to try, whole, in seconds.
@@ -76,7 +78,8 @@ def copy_of(root: Path, to: Path, wanted: str = "") -> Path:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
     for workflow in (to / ".github" / "workflows").glob("*.yml"):
-        workflow.write_text(re.sub(r"^ +container: .*\n", "", workflow.read_text(), flags=re.MULTILINE))
+        text = re.sub(r"^ +container: .*\n", "", workflow.read_text(), flags=re.MULTILINE)
+        workflow.write_text(re.sub(r"^( +)strategy:\n", r"\g<0>\1  max-parallel: 1\n", text, flags=re.MULTILINE))
     return to
 
 
@@ -149,6 +152,7 @@ def run(
         environment |= {"PATH": f"{DOUBLES}{os.pathsep}{environment['PATH']}", "ACT_PYTHON": sys.executable, **doubles}
     named = {**environment, "ACT_STORE": str(store), "PRECAST_CACHE_DIR": str(work / "builds"), "PIP_RETRIES": "0"}
     command = [act, event, "--json", "--eventpath", str(work / "event.json"), "--no-cache-server"]
+    command += ["--concurrent-jobs=1"]
     command += ["-W", f".github/workflows/{workflow}", *stand_ins(repository / ".github" / "workflows")]
     command += [f"--platform={runner}=-self-hosted" for runner in ("ubuntu-24.04", "ubuntu-24.04-arm", "self-hosted")]
     command += [f"--env={name}={value}" for name, value in named.items()]

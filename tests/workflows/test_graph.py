@@ -6,6 +6,7 @@ matrix has fewer labels. ``make act`` runs one wheel with nothing stood in for b
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def test_a_tag_is_released_in_the_order_that_can_be_taken_back(work: Path) -> No
     ran = act.run("release.yml", work, event="push", payload=TAG, doubles={})
     assert ran.status == 0, ran.log
     assert set(ran.results("")) == {"success"}
+    spoke = [line.split("]")[0] for line in ran.log.splitlines() if line.startswith("[") and "/" in line.split("]")[0]]
+    turns = [name for name, _ in itertools.groupby(spoke)]
+    assert len(turns) == len(set(turns)), f"act ran jobs side by side: {turns}"
     assert len(ran.results("device-")) == 1 and len(ran.results("wheel-cu121")) == len(ran.results("wheel-cpu")) > 0
     order = list(dict.fromkeys(verbs(ran)))
     chain = ["plan", "device", "build", "smoke", "check-set", "audit", "publish stage", "index", "publish draft"]
