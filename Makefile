@@ -146,7 +146,7 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	@echo 'Installing torch and the tools that constraints.txt pins; this may take minutes.'
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch
-	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group models
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group models
 	@# A torchvision that was built for another torch would break transformers too.
 	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group vision
 	@$(BIN)/python -c 'import timm' 2> /dev/null || $(BIN)/python -m pip uninstall -qq --yes timm torchvision

@@ -67,7 +67,7 @@ BUILD_ONLY = {
     **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "families", "native")},
 }
 # Imported if installed; nothing is missing without it.
-IF_THERE = {"_cli/main.py": {"argcomplete"}}
+IF_THERE = {"_cli/main.py": {"argcomplete"}, "_adopt/vllm.py": {"vllm"}}
 TRITON = re.compile(r"ops/.*twin.*")  # the Triton kernels of a family
 
 

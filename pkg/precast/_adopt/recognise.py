@@ -139,7 +139,7 @@ def _refusal(module: Module, device: str, gathered: bool) -> str:
         return f"its forward is defined in {package}, which is not a known package"
     version = version_of(package)
     low, high = PACKAGES[package]
-    if not low <= _release(version) < high:
+    if not low <= release_of(version) < high:
         return f"{package} {version} is not known; needed {low} or newer, and below {high}"
     if device not in DEVICES:
         return f"it is on {device}; needed {' or '.join(DEVICES)}"
@@ -183,7 +183,7 @@ def _globals_used(cls: type[Module]) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _release(version: str) -> Release:
+def release_of(version: str) -> Release:
     """The first two numbers of any package's version; a missing one is 0."""
     major, minor, *_ = (*map(int, re.findall(r"\d+", version)), 0, 0)
     return Release(major, minor)

@@ -66,20 +66,20 @@ class Reach:
         return {**kept, **own, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def find_wheel(torch: str, run: Run = subprocess.run) -> str:
-    """The URL of the wheel of a torch release, without downloading it; an OSError says which indexes lack it."""
+def find_wheel(version: str, run: Run = subprocess.run, package: str = "torch") -> str:
+    """The URL of the wheel of a release, without downloading it; an OSError says which indexes lack it."""
     with tempfile.TemporaryDirectory() as folder:
         reach = _configured(folder, run)
         report = Path(folder) / "report.json"
         command = python.command("pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed")
         command += ["--only-binary=:all:", *(f"--platform={platform}" for platform in _PLATFORMS), *_WHEEL_OPTIONS]
-        command += ["--target", folder, "--report", str(report), f"torch=={torch}"]
+        command += ["--target", folder, "--report", str(report), f"{package}=={version}"]
         env = reach.environment(python.environment())
         done = run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
         if done.returncode or not report.is_file():
             asked = ", ".join(map(without_secret, reach.indexes))
             said = without_secret((done.stderr or done.stdout).strip()[-500:]) or "pip said nothing"
-            raise FileNotFoundError(f"no wheel of torch {torch} on {asked}: {said}")
+            raise FileNotFoundError(f"no wheel of {package} {version} on {asked}: {said}")
         url: str = json.loads(report.read_bytes())["install"][0]["download_info"]["url"]
     return _with_password(url, reach.indexes)
 
