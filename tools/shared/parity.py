@@ -64,28 +64,26 @@ def _row(values: Sequence[str]) -> Row:
 
 
 def page(sections: Sequence[Section]) -> str:
-    """The counts and the names that raise; then for each section what needs no change, and a table of what differs."""
+    """The counts, the sections in which every call is unchanged, and for each other section what differs."""
     rows = [row for section in sections for row in section.rows]
     counts = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {verdict}" for verdict in VERDICTS)
-    lines = [f"{len(rows)} names: {counts}. These raise:", ""]
+    lines = [f"{len(rows)} names: {counts}. Every call is unchanged in:", ""]
+    lines += [f"* {section.title} ({len(section.rows)})" for section in sections if not different(section)]
     for section in sections:
-        raising = [f"`{row.name}`" for row in section.rows if row.verdict == "raises"]
-        lines += [f"* {section.title}: {', '.join(raising)}"] if raising else []
-    for section in sections:
-        lines += ["", f"## {section.title}", *_section(section)]
+        if different(section):
+            lines += ["", f"## {section.title}", *_section(section)]
     return "\n".join(lines) + "\n"
 
 
+def different(section: Section) -> list[Row]:
+    """The rows whose calls differ, or raise."""
+    return [row for row in section.rows if row.verdict in ("different", "raises")]
+
+
 def _section(section: Section) -> list[str]:
-    lines: list[str] = []
-    as_before = [f"`{row.name}`" for row in section.rows if row.verdict in ("same", "better")]
-    if as_before:
-        lines += ["", f"Unchanged calls: {', '.join(as_before)}."]
-    different = [row for row in section.rows if row.verdict not in ("same", "better")]
-    if different:
-        lines += ["", "| Different | How, or why |", "| --- | --- |"]
-        alike: dict[str, list[str]] = {}
-        for row in different:
-            alike.setdefault(f"{'raises: ' * (row.verdict == 'raises')}{row.note}", []).append(f"`{row.name}`")
-        lines += [f"| {', '.join(names)} | {note} |" for note, names in alike.items()]
-    return lines
+    count = len(section.rows) - len(different(section))
+    lines = ["", f"Unchanged: {count} of {len(section.rows)}."] * bool(count) + ["", "| Name | Difference |", "| --- | --- |"]
+    alike: dict[str, list[str]] = {}
+    for row in different(section):
+        alike.setdefault(f"{'raises: ' * (row.verdict == 'raises')}{row.note}", []).append(f"`{row.name}`")
+    return lines + [f"| {', '.join(names)} | {note} |" for note, names in alike.items()]

@@ -14,13 +14,13 @@ from tools.shared import speed
 from tools.verbs import tables
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST_WORDS = 21_000  # in docs/: what has a letter or a digit, in tables too
+MOST_WORDS = 22_000  # in docs/, as `wc -w` counts them, tables included
 MOST_IN_A_DECISION = 300
 LABELLED = ("README.md", "docs/README.md", "docs/questions.md", "docs/guides/install.md", "docs/guides/ci.md")
 
 
 def words(path: Path) -> int:
-    return sum(any(map(str.isalnum, word)) for word in path.read_text(encoding="utf-8").split())
+    return len(path.read_text(encoding="utf-8").split())
 
 
 def test_the_documentation_does_not_grow_unnoticed() -> None:
