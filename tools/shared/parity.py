@@ -82,7 +82,8 @@ def different(section: Section) -> list[Row]:
 
 def _section(section: Section) -> list[str]:
     count = len(section.rows) - len(different(section))
-    lines = ["", f"Unchanged: {count} of {len(section.rows)}."] * bool(count) + ["", "| Name | Difference |", "| --- | --- |"]
+    lines = ["", f"Unchanged: {count} of {len(section.rows)}."] if count else []
+    lines += ["", "| Name | Difference |", "| --- | --- |"]
     alike: dict[str, list[str]] = {}
     for row in different(section):
         alike.setdefault(f"{'raises: ' * (row.verdict == 'raises')}{row.note}", []).append(f"`{row.name}`")
