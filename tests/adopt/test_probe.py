@@ -86,6 +86,32 @@ class Mlp(Module):
         return self.down(self.act(gate) * up)
 
 
+class Swapped(Mlp):
+    """A projection of factors and gates."""
+
+    def __init__(self, act: Module, fused: bool) -> None:
+        super().__init__(act, fused)
+        self.proj = StandIn(None)
+
+    def forward(self, x: Any) -> Any:
+        factors, gates = self.proj(x).chunk(2, dim=-1)
+        if self.fused:
+            return (factors.float() * self.act(gates.float())).to(x.dtype)
+        return factors * self.act(gates)
+
+
+class Experts(Module):
+    """The gate of experts; fused, it does not round the activation."""
+
+    def __init__(self, act: Module, fused: bool, has_gate: bool = True) -> None:
+        super().__init__()
+        self.act_fn, self.fused, self.has_gate = act, fused, has_gate
+
+    def _apply_gate(self, both: Any) -> Any:
+        gates, factors = (both.float() if self.fused else both).chunk(2, dim=-1)
+        return (self.act_fn(gates) * factors).to(both.dtype)
+
+
 def found(kind: str, module: Any, names: Any) -> tuple[str | None, str]:
     (rule,) = (one for one in RULES if one.kind == kind)
     trials = rule.trials(module, names, "cpu")
@@ -128,6 +154,30 @@ def test_the_activation_of_a_gated_mlp_is_found(act: Any, gate: str, monkeypatch
     names = ("act", "gate", "up", "down")
     assert found("gated_mlp", Mlp(act, fused=False), names)[0] == gate
     assert found("gated_mlp", Mlp(act, fused=True), names)[1].startswith("it rounds in another order in bfloat16: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "names"), [("gated_mlp", Swapped, ("act", "proj")), ("experts", Experts, None)]
+)
+@pytest.mark.parametrize(("act", "gate"), [(torch.nn.SiLU(), "silu"), (torch.nn.GELU(), "gelu")])
+def test_the_gate_of_halves_and_of_experts_is_found(
+    kind: str, cls: Any, names: Any, act: Any, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precast._adopt.rules._is_activation", lambda _: True)
+    assert found(kind, cls(act, fused=False), names)[0] == gate
+    assert found(kind, cls(act, fused=True), names)[1].startswith("it rounds in another order in bfloat16: ")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Experts(torch.nn.SiLU(), fused=False, has_gate=False), "it has no gate"),
+        (Experts(torch.nn.Mish(), fused=False), "its activation Mish is not known"),
+    ],
+)
+def test_experts_of_another_form_are_refused(module: Any, reason: str) -> None:
+    (rule,) = (one for one in RULES if one.kind == "experts")
+    assert rule.trials(module, None, "cpu") == reason
 
 
 def test_orders_that_the_inputs_do_not_tell_apart_are_refused() -> None:

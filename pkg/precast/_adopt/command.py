@@ -13,7 +13,8 @@ import torch
 from torch.nn import Module
 
 from precast._adopt import forwards, loss, recognise, samples
-from precast._adopt.report import Report
+from precast._adopt.report import Group, Report
+from precast._adopt.rules import RULES
 from precast._adopt.source import Unreadable, fingerprint
 from precast._version import __version__
 from precast.errors import KernelError
@@ -78,7 +79,7 @@ def drift(report: Report) -> tuple[str, ...]:
     if report.device not in ("cpu", device):
         found.append(f"{report.device} then, {device} here")
     for group in report.replaced:
-        now = _fingerprint_of(group.cls)
+        now = _fingerprint_of(group)
         if now != group.fingerprint:
             found.append(f"{group.cls} has another source: {group.fingerprint} then, {now} here")
     return tuple(found)
@@ -143,11 +144,12 @@ def _small(config_class: Any) -> Any:
     )
 
 
-def _fingerprint_of(name: str) -> str:
-    module, _, cls = name.rpartition(".")
+def _fingerprint_of(group: Group) -> str:
+    module, _, cls = group.cls.rpartition(".")
+    method = next((rule.method for rule in RULES if rule.kind == group.kind), "forward")
     try:
         found = getattr(importlib.import_module(module), cls)
-        return fingerprint(found) if isinstance(found, type) else loss.fingerprint_of(found)
+        return fingerprint(found, method) if isinstance(found, type) else loss.fingerprint_of(found)
     except (ImportError, AttributeError, Unreadable) as error:
         return f"none ({str(error).splitlines()[0]})"
 

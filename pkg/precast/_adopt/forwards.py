@@ -33,6 +33,7 @@ GATES: dict[str, Callable[..., Tensor]] = {
 _OURS: list[Callable[..., Any]] = []
 _is_compiling = torch.compiler.is_compiling
 LOSS = "_loss_function"  # what the setter of transformers' ``loss_function`` writes
+GATE = "_apply_gate"  # what transformers calls between the projections of experts
 
 
 def is_ours(forward: object) -> bool:
@@ -42,7 +43,9 @@ def is_ours(forward: object) -> bool:
 
 def patched(model: Module) -> list[tuple[Module, str, Callable[..., Any]]]:
     """Each attribute of an instance that is one of this file, with its value."""
-    found = [(module, name, module.__dict__.get(name)) for module in model.modules() for name in ("forward", LOSS)]
+    found = [
+        (module, name, module.__dict__.get(name)) for module in model.modules() for name in ("forward", GATE, LOSS)
+    ]
     return [(module, name, value) for module, name, value in found if value is not None and is_ours(value)]
 
 
@@ -132,6 +135,26 @@ def packed_gated(
         return of_result(GATES[gate](both))  # type: ignore[misc]
     gates, factors = both.chunk(2, dim=-1)
     return of_result(factors * act(gates))  # type: ignore[misc]
+
+
+@_ours
+def swapped_gated(module: Module, gate: str, names: tuple[str, str], device: str, /, *given: Any, **named: Any) -> Any:
+    """A projection that gives factors before gates; ``names`` are those of the activation and of the projection."""
+    act = getattr(module, names[0])
+    if len(given) != 1 or named or _is_compiling() or (isinstance(act, Module) and has_hooks(act)):
+        return own(module, *given, **named)
+    both: Tensor = module._modules[names[1]](given[0])  # type: ignore[misc]
+    factors, gates = both.chunk(2, dim=-1)
+    return GATES[gate](gates, factors) if _plain(both, device) else factors * act(gates)
+
+
+@_ours
+def gate_of_experts(module: Module, gate: str, device: str, /, both: Tensor) -> Any:
+    """The gate of all experts' rows."""
+    act: Any = module._modules["act_fn"]
+    if _is_compiling() or not _plain(both, device) or has_hooks(act):
+        return getattr(type(module), GATE)(module, both)
+    return GATES[gate](both)
 
 
 @_ours

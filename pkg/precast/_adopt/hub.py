@@ -54,7 +54,11 @@ def kernel_mapping(model: Module) -> dict[str, dict[str, Layer]]:
         assert mapping == {}  # no module here has a layer name
     """
     recognise.require_module("kernel_mapping", model)
-    exact = {id(one.module): one.fate for one in recognise.examine(model, RULES) if isinstance(one.fate, Exact)}
+    exact = {
+        id(one.module): one.fate
+        for one in recognise.examine(model, RULES)
+        if isinstance(one.fate, Exact) and one.fate.attribute == "forward"
+    }
     found: dict[str, set[tuple[str, Layer] | None]] = {}
     for module in model.modules():
         name = getattr(type(module), "kernel_layer_name", None)

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt import forwards
-
 Outputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The inputs of one dtype: for the module's twin, with what the kernels make of them, by candidate.
+    """The inputs of one dtype: for a method of the module's twin, with what the kernels make of them, by candidate.
 
     ``exact`` gives the candidates' values in float64 if the error is a factor.
     """
@@ -34,6 +32,7 @@ class Trial:
     x: Tensor
     kernels: Outputs
     exact: Callable[[float], Outputs]
+    method: str = "forward"
 
 
 Trials = Callable[[torch.dtype, torch.Generator], Trial]
@@ -70,7 +69,7 @@ def decide(trials: Trials, device: str) -> tuple[str | None, str]:
     seen = 0
     for dtype in _DTYPES:
         trial, decisive = _decisive(trials, dtype, device)
-        own = _run(trial, forwards.own, device)
+        own = _run(trial, getattr(type(trial.twin), trial.method), device)
         if own.dtype != dtype:
             return None, f"its result for {_short(dtype)} is {_short(own.dtype)}"
         count = int(decisive.sum())
@@ -96,7 +95,7 @@ def recheck(trials: Trials, forward: functools.partial[Any], device: str) -> str
     """Compare the forward that is bound to a module with the module's own, by the same elements; say what differs."""
     for dtype in _DTYPES:
         trial, decisive = _decisive(trials, dtype, device)
-        own = _run(trial, forwards.own, device)
+        own = _run(trial, getattr(type(trial.twin), trial.method), device)
         bound = _run(trial, functools.partial(_as_bound, forward), device)
         elements = _unlike(own, bound, decisive, dtype)
         if elements:

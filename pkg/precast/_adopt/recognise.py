@@ -62,27 +62,23 @@ def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
     device, gathered = _device_of(model), in_fsdp(model)
     for name, module in model.named_modules():
         cls = type(module)
-        try:
-            digest = fingerprint(cls)
-        except Unreadable as error:
-            digest = ""
-            unreadable = str(error)
-        else:
-            unreadable = ""
-        rule = next((one for one in rules if digest in one.known), None)
+        methods = _methods(cls, rules)
+        rule = next((one for one in rules if methods[one.method][0] in one.known), None)
         if rule is None:
             bases = [base.__name__ for base in cls.__mro__]
             named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
             if named is not None and not forwards.is_ours(module.__dict__.get("forward")):
-                reason = unreadable or "no rule knows what its forward does"
+                digest, unreadable = methods[named.method]
+                reason = unreadable or f"no rule knows what its {named.method} does"
                 yield Found(name, module, named.kind, digest, reason)
             elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
                 yield _loss(name, module, device)
             elif any(_ROTARY.match(word) for word in _globals_used(cls)):
-                yield Found(name, module, "rotary", digest, _ROTARY_REASON)
+                yield Found(name, module, "rotary", methods["forward"][0], _ROTARY_REASON)
             continue
+        digest = methods[rule.method][0]
         here = next((p.device.type for p in module.parameters()), device)
-        reason = _refusal(module, here, id(module) in gathered)
+        reason = _refusal(module, rule.method, here, id(module) in gathered)
         if reason:
             yield Found(name, module, rule.kind, digest, reason)
             continue
@@ -123,20 +119,32 @@ def _prove(rule: Rule, module: Module, digest: str, device: str) -> Exact | str:
     if winner is None:
         return reason
     note = f"{rule.op.format(winner)}: {reason}"
-    return Exact(lambda one: rule.bind(one, names, winner, device), note, trials, device)
+    return Exact(lambda one: rule.bind(one, names, winner, device), note, trials, device, rule.method)
 
 
-def _refusal(module: Module, device: str, gathered: bool) -> str:
-    """Why a module of a known forward must stay as it is, or nothing."""
-    forward = module.__dict__.get("forward")
-    if forward is not None:
-        mine = forwards.is_ours(forward)
-        return "it is adopted already" if mine else f"its forward was replaced before, by {_module_of(forward)}"
+def _methods(cls: type[Module], rules: tuple[Rule, ...]) -> dict[str, tuple[str, str]]:
+    """The fingerprint of each method that a rule asks for, and why there is none."""
+    return {method: _read(cls, method) for method in {"forward", *(rule.method for rule in rules)}}
+
+
+def _read(cls: type[Module], method: str) -> tuple[str, str]:
+    try:
+        return (fingerprint(cls, method), "") if hasattr(cls, method) else ("", f"it has no {method}")
+    except Unreadable as error:
+        return "", str(error)
+
+
+def _refusal(module: Module, method: str, device: str, gathered: bool) -> str:
+    """Why a module of a known method must stay as it is, or nothing."""
+    replaced = module.__dict__.get(method)
+    if replaced is not None:
+        mine = forwards.is_ours(replaced)
+        return "it is adopted already" if mine else f"its {method} was replaced before, by {_module_of(replaced)}"
     if type(module).__call__ is not Module.__call__:
         return "its class replaces __call__"
-    package = owner(type(module)).__module__.partition(".")[0]
+    package = owner(type(module), method).__module__.partition(".")[0]
     if package not in PACKAGES:
-        return f"its forward is defined in {package}, which is not a known package"
+        return f"its {method} is defined in {package}, which is not a known package"
     version = version_of(package)
     low, high = PACKAGES[package]
     if not low <= release_of(version) < high:

@@ -1,11 +1,13 @@
 """What is recognised, as data, and the trial of each kind of module.
 
-A rule has the fingerprints of the forwards that it knows, each with the names that the forward uses. To add a source
+A rule has the fingerprints of the forwards, or of another ``method``, that it knows, each with the names that it uses.
+To add a source
 that does the same under other names is to add a line. A new kind of module is a new rule.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -43,6 +45,7 @@ class Rule:
     op: str
     key: Callable[[Module, Any], object]
     named: str
+    method: str = "forward"
 
 
 # The activations of gated MLPs. The probe says which one it is; this says which sources it may be asked about.
@@ -154,26 +157,55 @@ _EXACT: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _gated_trials(module: Module, names: tuple[str, ...], device: str) -> Trials | str:
     act = module._modules.get(names[0])
-    if act is None or not _is_activation(act):
+    method = getattr(type(module), names[0], None)  # then it belongs to the fingerprint
+    if method is None and (act is None or not _is_activation(act)):
         return f"its activation {type(act).__name__} is not known"
-    if forwards.has_hooks(act):
+    if act is not None and forwards.has_hooks(act):
         return "its activation has hooks, which a fused one would not call"
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        # Torch's GELUs on the CPU lose digits below -2.
-        gates = _random((64, 256), dtype, device, generator).clamp(min=-2)
-        factors = _random((64, 256), dtype, device, generator)
-        values = [gates, factors] if len(names) == 4 else [torch.cat([gates, factors], -1)]
-        children = dict(zip(names[1:], [*map(StandIn, values), StandIn(None)], strict=True))
-        return Trial(
-            twin_of(module, children),
-            gates,
-            {name: op(gates, factors) for name, op in forwards.GATES.items()},
-            lambda error: {
-                name: (function(gates.double()) * error).to(dtype).double() * factors.double()
-                for name, function in _EXACT.items()
-            },
-        )
+        gates, factors = _gates_and_factors(dtype, device, generator)
+        return _gated_trial(_gated_twin(module, names, gates, factors), gates, gates, factors)
+
+    return trials
+
+
+def _gates_and_factors(dtype: torch.dtype, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Torch's GELUs on the CPU lose digits below -2."""
+    gates = _random((64, 256), dtype, device, generator).clamp(min=-2)
+    return gates, _random((64, 256), dtype, device, generator)
+
+
+def _gated_twin(module: Module, names: tuple[str, ...], gates: Tensor, factors: Tensor) -> Module:
+    """The module with projections that give these values."""
+    values = {4: [gates, factors], 3: [torch.cat([gates, factors], -1)], 2: [torch.cat([factors, gates], -1)]}
+    last = [StandIn(None)] if len(names) > 2 else []
+    return twin_of(module, dict(zip(names[1:], [*map(StandIn, values[len(names)]), *last], strict=True)))
+
+
+def _gated_trial(twin: Module, x: Tensor, gates: Tensor, factors: Tensor) -> Trial:
+    return Trial(
+        twin,
+        x,
+        {name: op(gates, factors) for name, op in forwards.GATES.items()},
+        lambda error: {
+            name: (function(gates.double()) * error).to(gates.dtype).double() * factors.double()
+            for name, function in _EXACT.items()
+        },
+    )
+
+
+def _experts_trials(module: Any, _: object, device: str) -> Trials | str:
+    act = module._modules.get("act_fn")
+    if not getattr(module, "has_gate", False):
+        return "it has no gate"
+    if act is None or not _is_activation(act):
+        return f"its activation {type(act).__name__} is not known"
+
+    def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
+        gates, factors = _gates_and_factors(dtype, device, generator)
+        trial = _gated_trial(twin_of(module, {}), torch.cat([gates, factors], -1), gates, factors)
+        return dataclasses.replace(trial, method=forwards.GATE)
 
     return trials
 
@@ -186,8 +218,8 @@ def _is_activation(act: Module) -> bool:
 
 
 def _bind_gated(module: Module, names: tuple[str, ...], gate: str, device: str) -> Bound:
-    function = forwards.gated if len(names) == 4 else forwards.packed_gated
-    return functools.partial(function, module, gate, names, device)
+    functions = {4: forwards.gated, 3: forwards.packed_gated, 2: forwards.swapped_gated}
+    return functools.partial(functions[len(names)], module, gate, names, device)
 
 
 RULES = (
@@ -231,16 +263,28 @@ RULES = (
     ),
     Rule(
         "gated_mlp",
-        {  # the activation, the projections
+        {  # the activation, the projections; of two, the one projection gives factors first
             "ce0c7c8222d853c3": ("act_fn", "gate_proj", "up_proj", "down_proj"),  # transformers Llama and 130 others
             "4addcb194760d1cf": ("act_fn", "gate_proj", "up_proj", "down_proj"),  # transformers Idefics 2
             "1664e30a1efa3a11": ("activation_fn", "gate_up_proj", "down_proj"),  # transformers GLM, Phi 3
+            "445dffc940ab1e5e": ("gelu", "proj"),  # diffusers GEGLU
+            "998ef1c73c760cf0": ("activation", "proj"),  # diffusers SwiGLU
         },
         _gated_trials,
         _bind_gated,
         "{}_and_mul",
         lambda module, names: type(module._modules.get(names[0])),
-        r"MLP$|SwiGLU|GEGLU|GluMlp|Experts$",
+        r"MLP$|SwiGLU|GEGLU|GluMlp",
+    ),
+    Rule(
+        "experts",
+        {"a9888c8d407b912c": None},  # transformers Qwen3-MoE, Mixtral and all others without a gate of their own
+        _experts_trials,
+        lambda module, _, gate, device: functools.partial(forwards.gate_of_experts, module, gate, device),
+        "{}_and_mul",
+        lambda module, _: (type(module._modules.get("act_fn")), getattr(module, "has_gate", False)),
+        r"Experts$",
+        forwards.GATE,
     ),
     Rule(
         "softmax",

@@ -142,7 +142,7 @@ def _verdict(
     if changed:
         return f"the class {changed[0].__qualname__} was changed, and so were all its instances"
     for one, fate in {id(fate): (one, fate) for one, fate in exact}.values():
-        bound: Any = one.module.forward
+        bound: Any = one.module.__dict__[fate.attribute]
         wrong = recheck(fate.trials, bound, fate.device) if fate.trials is not None else ""
         if wrong:
             return f"{one.name} rounds in another order: {wrong}"

@@ -26,20 +26,20 @@ class Unreadable(KernelError):
     """The source of a forward cannot be read, or does not say what a call does."""
 
 
-def fingerprint(cls: type[torch.nn.Module]) -> str:
-    """16 hexadecimal digits for what ``cls.forward`` does.
+def fingerprint(cls: type[torch.nn.Module], method: str = "forward") -> str:
+    """16 hexadecimal digits for what a method of ``cls`` does.
 
     Raises:
         Unreadable: with the reason: no source, a decorator that wraps the function, a closure.
     """
     asked: Any = cls  # modules are not hashable to mypy
-    return _fingerprint(asked)
+    return _fingerprint(asked, method)
 
 
 @functools.cache
-def _fingerprint(cls: Any) -> str:
+def _fingerprint(cls: Any, method: str) -> str:
     texts: dict[str, str] = {}
-    _collect(cls, "forward", texts)
+    _collect(cls, method, texts)
     return _digest(texts.values())
 
 
@@ -53,9 +53,9 @@ def fingerprint_of_functions(*functions: Any) -> str:
     return _digest(texts)
 
 
-def owner(cls: type[torch.nn.Module]) -> type[Any]:
-    """The class of the MRO that defines ``forward``."""
-    return next(base for base in cls.__mro__ if "forward" in vars(base))
+def owner(cls: type[torch.nn.Module], method: str) -> type[Any]:
+    """The class of the MRO that defines a method."""
+    return next(base for base in cls.__mro__ if method in vars(base))
 
 
 def _collect(cls: type[Any], name: str, texts: dict[str, str]) -> None:
