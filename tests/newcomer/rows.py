@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.newcomer import readme
+from tests.newcomer import commands, readme
 from tests.newcomer.machine import OLDEST, SYSTEM_PATH, Interpreter, Machine, NotRun, reachable, unprivileged
 
 OTHER_TORCH = "2.11.0"
@@ -29,6 +29,7 @@ class Row:
     torch: str = ""  # another than the one that constraints.txt pins
     test: bool = False
     index: bool = False  # from the wheel of the README to an index
+    whole: bool = False  # nothing but the commands of the README and of the questions, as they stand
 
 
 def _nothing(machine: Machine) -> None:
@@ -110,6 +111,7 @@ def _anybodys(known: Sequence[Interpreter]) -> Interpreter:
 
 
 ROWS = (
+    Row("as-it-stands", "every command of README.md and docs/questions.md", LABEL, _nothing, whole=True),
     Row("site-constraint", f"pip.conf: {SITE_TORCH}", MACHINE, _site_constraint, test=True),
     Row("pip-constraint", f"PIP_CONSTRAINT: torch=={OTHER_TORCH}", SOURCES, _pip_constraint, torch=OTHER_TORCH),
     Row("offline", "no network once the environments are made", MACHINE, _offline),
@@ -128,6 +130,9 @@ def try_row(row: Row, machine: Machine) -> None:
     row.change(machine)
     machine.fetch_sources()
     text = (machine.checkout / "README.md").read_text(encoding="utf-8")
+    if row.whole:
+        as_it_stands(machine, text)
+        return
     user = machine.folder / "user"
     pip = [f'pip install -q "pip=={USER_PIP}"'] if row.id == "old-pip" else []
     machine.run("python", f'python3 -m venv "{user}"')
@@ -147,3 +152,15 @@ def try_row(row: Row, machine: Machine) -> None:
     machine.run("demo", readme.command(text, "demo"))
     if row.test:
         machine.run("test", readme.command(text, "test"))
+
+
+def as_it_stands(machine: Machine, text: str) -> None:
+    """One shell, the README from its first command on. Only torch is named, to be that of the folder of wheels."""
+    questions = (machine.checkout / "docs" / "questions.md").read_text(encoding="utf-8")
+    first, *others, last = commands.to_run(text, questions)
+    programs = []
+    for number, program in enumerate((readme.use(text), *readme.blocks(questions, "python"))):
+        path = machine.folder / f"program-{number}.py"
+        path.write_text(program, encoding="utf-8")
+        programs.append(f'python "{path}"')
+    machine.run("all", first, f'pip install -q "torch=={machine.torch}"', *others, *programs, last)

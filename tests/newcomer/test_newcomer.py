@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.newcomer import __main__ as runner
-from tests.newcomer import machine, readme, rows
+from tests.newcomer import commands, machine, readme, rows
 from tests.newcomer.machine import Interpreter, Machine, NotRun, StepFailed
 
 README = (machine.CHECKOUT / "README.md").read_text(encoding="utf-8")
+QUESTIONS = (machine.CHECKOUT / "docs" / "questions.md").read_text(encoding="utf-8")
 HERE = Interpreter(sys.executable, sys.version_info[:2])
 
 
@@ -27,6 +28,34 @@ def test_the_readme_has_what_every_row_copies_from_it() -> None:
     first, *_, last = readme.index(guide)
     assert first.startswith("make tools") and " tools index " in last
     assert readme.command(README, "demo") == "make demo" and readme.command(README, "test") == "make test"
+
+
+def test_every_command_is_run_by_a_row_or_has_a_reason() -> None:
+    run = commands.to_run(README, QUESTIONS)
+    assert run[0].startswith("python3 -m venv") and run[-1].startswith(commands.LAST)
+    assert {"precast doctor", "precast why rms_norm", "precast cache clear", "make help"} < set(run)
+    assert commands.unknown((*commands.NOT_RUN, *commands.OTHER_ROWS), README, QUESTIONS) == []
+    for command in commands.OTHER_ROWS:
+        starts = {row.install for row in rows.ROWS if not row.whole}
+        assert any(map(command.startswith, (*starts, "make demo", "make test"))), command
+
+
+def test_a_new_command_is_run_and_one_that_is_gone_is_noticed() -> None:
+    more = "Ask `precast why\nsoftmax` or `precast` or `x = 1`.\n```sh\nprecast list  # all\n```\n"
+    assert commands.commands(more) == ["precast list", "precast why softmax"]
+    assert commands.to_run(README, more)[-1] == "precast why softmax"
+    assert commands.unknown(("make bench ARGS=norm",), README) == ["make bench ARGS=norm"]
+
+
+def test_the_whole_page_is_one_shell(made: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (made.checkout / "docs").mkdir()
+    (made.checkout / "docs" / "questions.md").write_text(QUESTIONS)
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Machine, "run", lambda self, step, *lines: ran.append(lines))
+    rows.as_it_stands(made, README)
+    ((first, torch, *others, last),) = ran
+    assert first == "python3 -m venv ../env && . ../env/bin/activate" and torch == 'pip install -q "torch==2.13.0"'
+    assert last == "pip uninstall -y precast" and sum(line.startswith("python ") for line in others) == 2
 
 
 @pytest.mark.parametrize(
@@ -51,7 +80,7 @@ def test_a_readme_that_no_longer_says_so_fails_the_row(change, ask) -> None:
 
 def test_the_table_has_the_machines_that_strangers_have() -> None:
     names = [row.id for row in rows.ROWS]
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 11
     assert sum(row.test for row in rows.ROWS) == 2
     assert {row.install for row in rows.ROWS} == {rows.MACHINE, rows.LABEL, rows.SOURCES}
 
