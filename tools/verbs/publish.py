@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tools.shared import wheelhouse
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "precast"
+DOCS = "docs/versions.json"  # as versions.py writes it, which needs more than Python too
 LABELS = "_labels"  # the root page's key for the folders, as in published.py, which needs more than Python
 SUMS = "SHA256SUMS"
 NONE = "none"  # given instead of an address before the first publication
@@ -78,6 +80,7 @@ def previous(index: str, out: Path) -> int:
     """Copy the pages and files of the public index that the next one is compared with; return the number of files."""
     if index == NONE:
         _write(out / PROJECT / "index.json", json.dumps({"files": []}).encode())
+        _write(out / DOCS, b"[]")
         return 0
     root = _page(_get(urljoin(_base(index), f"{PROJECT}/index.json")), PROJECT)
     labels = [str(label) for label in root.get("meta", {}).get(LABELS, [])]
@@ -92,7 +95,24 @@ def previous(index: str, out: Path) -> int:
             _same(entry["filename"], hashlib.sha256(data).hexdigest(), entry["hashes"]["sha256"], "its page says")
             _write(out / place / entry["filename"], data)
             count += 1
-    return count
+    return count + _documentation(index, out)
+
+
+def _documentation(index: str, out: Path) -> int:
+    """Copy the list of the documented versions and the archive of each."""
+    page = _get(urljoin(_base(index), DOCS))
+    try:
+        digests = {str(entry["version"]): entry["properties"]["sha256"] for entry in json.loads(page)}
+    except (ValueError, TypeError, KeyError) as error:
+        raise NotPublished(f"{DOCS}: not the list of a documentation: {error!r}") from error
+    for version, digest in digests.items():
+        if not re.fullmatch(r"\d[0-9a-z.]*", version):
+            raise NotPublished(f"{DOCS}: {version!r} is not a version")
+        data = _get(urljoin(_base(index), f"docs/{version}.zip"))
+        _same(f"docs/{version}.zip", hashlib.sha256(data).hexdigest(), digest, f"{DOCS} says")
+        _write(out / "docs" / f"{version}.zip", data)
+    _write(out / DOCS, page)
+    return len(digests)
 
 
 def fetch(folder: Path, index: str, out: Path) -> list[Path]:

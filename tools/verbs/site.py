@@ -20,7 +20,7 @@ import jinja2
 from precast._builder import matrix, metadata
 from precast._version import __version__
 from precast.errors import KernelError
-from tools.shared import op_pages, selector, site_source
+from tools.shared import op_pages, selector, site_source, versions
 from tools.shared.pages import selector_part
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +41,7 @@ def build(out: Path, repository: str | None, index: str) -> None:
     text = (ROOT / "tools" / "templates" / "mkdocs.yml").read_text(encoding="utf-8")
     template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True)
     values = {"pages": pages, "package": package, "out": out.resolve(), "ops": op_pages.functions()}
+    values |= {"theme": ROOT / "tools" / "templates" / "theme"}
     values |= {"modules": site_source.MODULES, "decisions": decisions(ROOT), "others": others(ROOT, text)}
     settings.write_text(template.render(values), encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(settings)]
@@ -98,9 +99,18 @@ def main(arguments: list[str]) -> int:
         metavar="URL",
         help="the index that the selector's commands name, as seen from the site (none: wheels built from a checkout)",
     )
+    parser.add_argument(
+        "--previous",
+        type=Path,
+        metavar="DIR",
+        help="the published documentation: write DIR's versions and this one, each below its version (none: this one)",
+    )
     options = parser.parse_args(arguments)
+    pages = options.out if options.previous is None else WORK / "site"
     try:
-        build(options.out, metadata.repository(ROOT) or None, options.index)
+        build(pages, metadata.repository(ROOT) or None, options.index)
+        if options.previous is not None:
+            versions.assemble(pages, options.out, __version__, options.previous)
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ import pytest
 from precast._builder import metadata
 from precast._version import __version__
 from tools import __main__ as tools_main
-from tools.shared import published, wheelhouse
+from tools.shared import published, versions, wheelhouse
 from tools.verbs import publish as publish_verb
 
 TAG = f"v{__version__}"
@@ -90,6 +90,10 @@ def site(tmp_path: Path, finished: Path) -> Iterator[tuple[Path, str]]:
             {"api-version": "1.1", publish_verb.LABELS: ["cu121"]} if page.parent == folder else {"api-version": "1.1"}
         )
         (page / "index.json").write_text(json.dumps({"meta": meta, "files": files}))
+    (folder / "docs").mkdir()
+    (folder / "docs/1.0.zip").write_bytes(b"pages")
+    entry = {"version": "1.0", "properties": {"sha256": hashlib.sha256(b"pages").hexdigest()}}
+    (folder / "docs/versions.json").write_text(json.dumps([entry]))
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None:
@@ -205,6 +209,7 @@ def test_the_public_index_is_copied_whole(site: tuple[Path, str], tmp_path: Path
 def test_before_the_first_release_there_is_an_empty_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert publish("previous", "--index", "none", "--out", tmp_path / "previous") == 0
     assert json.loads((tmp_path / "previous/precast/index.json").read_text()) == {"files": []}
+    assert versions.read(tmp_path / "previous/docs") == {}
     assert publish("previous", "--index", "", "--out", tmp_path / "other") == 1
     assert "the address of the index is ''" in capsys.readouterr().err
 
@@ -231,6 +236,25 @@ def test_a_public_index_that_is_not_whole_is_refused(
     (folder / "precast/index.json").unlink()
     assert publish("previous", "--index", address, "--out", tmp_path / "d") == 1
     assert "/precast/index.json: HTTP Error 404" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ('[{"version": "1.0", "properties": {"sha256": "0"}}]', "docs/1.0.zip: sha256 "),
+        ('[{"version": "1.1", "properties": {"sha256": "0"}}]', "/docs/1.1.zip: HTTP Error 404"),
+        ('[{"version": "../1.0", "properties": {"sha256": "0"}}]', "'../1.0' is not a version"),
+        ("[1]", "docs/versions.json: not the list of a documentation"),
+        ("", "docs/versions.json: not the list of a documentation"),
+    ],
+)
+def test_documentation_that_is_not_whole_is_refused(
+    listed: str, says: str, site: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, address = site
+    (folder / "docs/versions.json").write_text(listed)
+    assert publish("previous", "--index", address, "--out", tmp_path / "out") == 1
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
