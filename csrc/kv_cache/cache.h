@@ -71,9 +71,15 @@ __attribute__((noinline)) inline bool is_free_of_overlap(const Tensor& tensor) {
   return true;
 }
 
+// Of an element of anything that a call takes.
+inline int64_t bytes_of(const Tensor& tensor) {
+  const int32_t code = tensor.dtype_code();
+  return code == aoti_torch_dtype_int64() ? 8 : code == aoti_torch_dtype_int32() ? 4 : element_bytes(dtype_of(code));
+}
+
 // True if both tensors fill their memory and share some of it. The heads of several tensors, or keys and values, may
 // take turns in one buffer: such tensors have gaps and are not compared.
-inline bool overlap(const Tensor& a, const Tensor& b, int64_t bytes) {
+inline bool overlap(const Tensor& a, const Tensor& b) {
   const char *begin[2], *end[2];
   const Tensor* const both[] = {&a, &b};
   for (int i = 0; i < 2; ++i) {
@@ -84,14 +90,14 @@ inline bool overlap(const Tensor& a, const Tensor& b, int64_t bytes) {
     }
     if (count == 0 || count != extent) return false;
     begin[i] = static_cast<const char*>(both[i]->data());
-    end[i] = begin[i] + extent * bytes;
+    end[i] = begin[i] + extent * bytes_of(*both[i]);
   }
   return begin[0] < end[1] && begin[1] < end[0];
 }
 
 // A cache is written, so nothing else may lie in it.
-inline void check_apart(const char* op, const Named& named, const Named& cache, int64_t bytes) {
-  PRECAST_CHECK(&named.tensor == &cache.tensor || !overlap(named.tensor, cache.tensor, bytes),
+inline void check_apart(const char* op, const Named& named, const Named& cache) {
+  PRECAST_CHECK(&named.tensor == &cache.tensor || !overlap(named.tensor, cache.tensor),
                 "%s: %s overlaps %s in memory, which is written; needed its own", op, named.name, cache.name);
 }
 
@@ -171,10 +177,11 @@ __attribute__((noinline)) inline Call check_call(const char* op, const Tensors& 
   PRECAST_CHECK(t.only_keys || t.key_cache.data() == nullptr || t.key_cache.data() != t.value_cache.data(),
                 "%s: key_cache and value_cache begin at one place in memory; needed two caches", op);
   for (const Named& cache : caches) {
-    check_apart(op, {"key", t.key}, cache, call.element_bytes());
-    check_apart(op, {"value", t.value}, cache, call.element_bytes());
+    check_apart(op, {"key", t.key}, cache);
+    check_apart(op, {"value", t.value}, cache);
+    check_apart(op, {"slot_mapping", t.slot_mapping}, cache);
   }
-  check_apart(op, {"value_cache", t.value_cache}, caches[0], call.element_bytes());
+  check_apart(op, {"value_cache", t.value_cache}, caches[0]);
   return call;
 }
 

@@ -228,10 +228,16 @@ __attribute__((noinline)) void rotary_and_cache(const Tensor& query, const Tenso
   rotary::check_apart(kOp, rotation.key, {"key", key}, tables);
   PRECAST_CHECK(!rotary::overlap(rotation.query, rotation.key),
                 "%s: query and key overlap in memory; needed two that do not, as both are written", kOp);
-  check_apart(kOp, {"query", query}, {"key_cache", tensors.key_cache}, call.element_bytes());
-  check_apart(kOp, {"query", query}, {"value_cache", tensors.value_cache}, call.element_bytes());
-  check_apart(kOp, {"value", value}, {"query", query}, call.element_bytes());
-  check_apart(kOp, {"value", value}, {"key", key}, call.element_bytes());
+  for (const Named& cache : {Named{"key_cache", tensors.key_cache}, {"value_cache", tensors.value_cache}}) {
+    check_apart(kOp, {"query", query}, cache);
+    check_apart(kOp, {"cos", tables.cos}, cache);
+    check_apart(kOp, {"sin", tables.sin}, cache);
+    if (tables.positions != nullptr) check_apart(kOp, {"positions", *tables.positions}, cache);
+  }
+  for (const Named& rotated : {Named{"query", query}, {"key", key}}) {
+    check_apart(kOp, {"value", value}, rotated);
+    check_apart(kOp, {"slot_mapping", tensors.slot_mapping}, rotated);
+  }
   for (const Tensor* written : {&query, &key}) {
     PRECAST_CHECK(value.data() == nullptr || written->data() != value.data(),
                   "%s: value begins at one place in memory with query or key, which are written; needed its own", kOp);

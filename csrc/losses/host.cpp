@@ -224,7 +224,7 @@ class Call {
     };
     check("target", work_.target, work_.rows * (work_.narrow_target ? 4 : 8));
     check("weight", work_.weight, work_.columns * 4);
-    check("factors", work_.factors, 4);
+    check("factors", work_.factors, work_.weight != nullptr ? 8 : 4);
   }
 
   LossRows& work() { return work_; }

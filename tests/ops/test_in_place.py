@@ -111,6 +111,41 @@ def test_a_refused_call_changes_nothing(op: str, call: Callable[..., Any], devic
             assert not all(map(torch.equal, flat(args), before))
 
 
+def in_one_memory(written: Any, other: Any, *, first: bool) -> tuple[Any, Any]:
+    """Both anew: the other one shares its first or its last element with what is written, and nothing else."""
+    begin = -(-other.nbytes // 64) * 64 + 64
+    at = (begin + written.nbytes - 1) // other.itemsize if first else -(-(begin + 1 - other.nbytes) // other.itemsize)
+    room = torch.zeros(begin + written.nbytes + other.nbytes, dtype=torch.uint8, device=written.device)
+    starts = {begin: written, at * other.itemsize: other}
+    one, two = (room[i : i + t.nbytes].view(t.dtype).view(t.shape).copy_(t) for i, t in starts.items())
+    return one, two
+
+
+def with_names(op: str, args: list[Any]) -> list[tuple[str, Any]]:
+    arguments = zip(overload(op)._schema.arguments, args, strict=True)
+    return [(argument.name, tensor) for argument, values in arguments for tensor in flat([values])]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize(("op", "call", "device"), CASES)
+def test_nothing_else_may_lie_in_what_is_written(op: str, call: Callable[..., Any], device: str, first: bool) -> None:
+    """Each pair alone, of which one element is shared. The counts of optimize_ are read before and written last."""
+    targets = inputs(op, device)[1]
+    names = [name for name, _ in with_names(op, inputs(op, device)[0])]
+    for which, name in itertools.product(range(len(targets)), names):
+        args, targets = inputs(op, device)
+        target, other = targets[which], dict(with_names(op, args))[name]
+        written = next(n for n, t in with_names(op, args) if t is target)
+        if other is target or (op == "optimize_" and {"steps", "numbers"} & {written, name}):
+            continue
+        new, shared = in_one_memory(target, other, first=first)
+        args = exchanged(exchanged(args, target, new), other, shared)
+        before = [t.clone() for t in flat(args)]
+        with pytest.raises(RuntimeError, match=r"overlaps? |shares? memory|at one place"):
+            call(*args)
+        torch.testing.assert_close(list(flat(args)), before, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(("op", "call", "device"), CASES)
 def test_a_negative_view_that_is_only_read_is_what_it_means(op: str, call: Callable[..., Any], device: str) -> None:
     args, targets = inputs(op, device)
