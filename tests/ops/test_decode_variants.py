@@ -72,6 +72,7 @@ VARIANTS = {
     "128 wide, in pieces, 17 rows": Variant(layout="paged", group=17, block_size=8),
     "192 wide, values of 128": Variant(width=192, value_width=128),
     "256 wide, float16, in pieces": Variant(F16, width=256, layout="paged"),
+    "as wide as a block is long, in pieces": Variant(width=64, layout="paged", block_size=64),
     "a sequence over many blocks": Variant(lengths=(2500,), queries=2),
     "by element": Variant(layout="by element"),
     "by element, float16, 64 wide": Variant(F16, width=64, layout="by element", block_size=32),

@@ -148,6 +148,14 @@ def test_ties_go_to_the_lower_index(device: str) -> None:
         assert function(torch.full((6,), -inf, device=device), 2, groups=3, kept_groups=1)[1].tolist() == [0, 1]
 
 
+def test_sigmoids_that_vanish_share_nothing(device: str) -> None:
+    """Their sum has 1e-20 added to it, as in DeepSeek-V3."""
+    for low in (-40.0, -80.0, -1e4, -torch.inf):
+        weights, _ = ops.topk_sigmoid(torch.full((2, 8), low, device=device), 2, renormalize=True)
+        share = torch.tensor(low).double().sigmoid()
+        close(weights, (share / (2 * share + 1e-20)).expand(2, 2), torch.float32)
+
+
 def test_any_leading_dimensions(device: str) -> None:
     logits = made(2, 3, 5, 9, device=device)
     weights, ids = ops.topk_softmax(logits.transpose(0, 1), 2)

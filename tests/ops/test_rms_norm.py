@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
+from precast._builder import catalogue  # noqa: E402
+from precast.ops import _folders  # noqa: E402
 from precast.ops.rms_norm import casting_code, reference  # noqa: E402
 from tests.ops.tensors import layouts, made  # noqa: E402
 
@@ -237,6 +240,41 @@ def test_in_place_refuses_before_it_writes(make: Callable[[Any], tuple[Any, Any]
         ops.fused_add_rms_norm_(x, residual, made(8, device=device))
     assert torch.equal(x, x_before)
     assert torch.equal(residual, residual_before)
+
+
+NORM_OPS = [op for name in ("rms_norm", "layer_norm") for f in catalogue.folder_of(name).families for op in f.op_names]
+
+
+@pytest.mark.parametrize("eps", [-1.0, -1e-30, float("nan")])
+@pytest.mark.parametrize("op", NORM_OPS)
+def test_every_norm_refuses_an_eps_that_is_negative_or_no_number(op: str, eps: float) -> None:
+    ops.define(op)
+    call = getattr(torch.ops.precast, op).default
+    names = [argument.name for argument in call._schema.arguments]
+    args = [eps if name == "eps" else arg for name, arg in zip(names, _folders.arguments(op), strict=False)]
+    with pytest.raises(RuntimeError, match=f"{op}: eps is -?(1|1e-30|nan); needed a number that is not negative"):
+        call(*args)
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_rows_in_one_buffer_that_share_an_element_are_refused(case: int, device: str) -> None:
+    """Rows of one distance, or of two; those of one distance that are apart are taken."""
+    draw = random.Random(case)
+    room, rows, width = made(200, device=device), draw.randint(1, 4), draw.randint(1, 6)
+    strides = [draw.randint(width, 20), draw.randint(width, 20)]
+    strides[1] = strides[0] if case % 2 else strides[1]
+    starts = [draw.randint(0, 60), draw.randint(0, 60)]
+    x, residual = (room.as_strided((rows, width), (s, 1), at) for s, at in zip(strides, starts, strict=True))
+    taken = [{at + s * i + j for i in range(rows) for j in range(width)} for s, at in zip(strides, starts, strict=True)]
+    before, refusal = room.clone(), ""
+    try:
+        ops.fused_add_rms_norm_(x, residual, made(width, device=device))
+    except RuntimeError as error:
+        refusal = str(error)
+    assert not refusal or "x and residual overlap in memory" in refusal
+    assert torch.equal(room, before) == bool(refusal)
+    if taken[0] & taken[1] or strides[0] == strides[1]:
+        assert bool(refusal) == bool(taken[0] & taken[1])
 
 
 def test_unknown_casting_lists_the_names() -> None:

@@ -192,6 +192,7 @@ def test_transforms(transform: str, device: str) -> None:
 
 
 PLAIN = (1, 1, 1, 1, 0, 0, 0, 0, False, 1.0)
+FAR = (1 << 30) + 1
 BAD = {
     "integers": (lambda x, f: (x.long(), f, *PLAIN), "x is int64; needed float32, float16, bfloat16 or float64"),
     "three dimensions": (lambda x, f: (x[0], f, *PLAIN), r"x has shape \(2, 4, 5\); needed \(images, channels,"),
@@ -208,7 +209,22 @@ BAD = {
         "along y the image has 4 pixels after upsampling and padding; needed at least the 6 taps",
     ),
     "a larger crop": (lambda x, f: (x, f, 1, 1, 1, 1, -3, -3, 0, 0, False, 1.0), "along x the image has -1 pixels"),
-    "far too large": (lambda x, f: (x, f, 1 << 40, *PLAIN[1:]), r"along x a size, a step or a padding is beyond 2\^30"),
+    # Each number alone, the others so that the sum fits.
+    **{
+        f"{name} beyond 2^30": (
+            lambda x, f, args=args: (x, f, *args, 0, 0, False, 1.0),
+            r"along x a size, a step or a padding is beyond 2\^30",
+        )
+        for name, args in {
+            "up": (FAR, 1, 1, 1, -4 * FAR, 0),
+            "down": (1, 1, FAR, 1, 0, 0),
+            "a padding before": (1, 1, 1, 1, FAR, -(1 << 30)),
+            "a crop before": (1, 1, 1, 1, -FAR, 1 << 30),
+            "a padding behind": (1, 1, 1, 1, -(1 << 30), FAR),
+            "a crop behind": (1, 1, 1, 1, 1 << 30, -FAR),
+            "the upsampled size": (1 << 28, 1, 1 << 28, 1, -(1 << 28), 0),
+        }.items()
+    },
 }
 
 

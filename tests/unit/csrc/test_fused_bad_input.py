@@ -146,12 +146,33 @@ def test_lists_of_different_length_and_unknown_plans(list_gpu: Any) -> None:
     number = multi_tensor.plan(one, [torch.ones(3)], [], [], [], [], [], places)
     with pytest.raises(RuntimeError, match="an update of kind 0 needs states that were not given"):
         multi_tensor.step_(number, [torch.ones(3)], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0, None, None)
-    bad = torch.zeros(1).double()
-    with pytest.raises(RuntimeError, match="found_inf is float64 of shape"):
-        multi_tensor.step_(number, [], torch.zeros(1), numbers, [], bad, None, 0.0, 0, 0, None, None)
     multi_tensor.forget(number, torch.zeros(1))
     with pytest.raises(RuntimeError, match="there is no plan"):
         multi_tensor.forget(number, torch.zeros(1))
+
+
+def test_scalars_and_rates_that_do_not_fit(list_gpu: Any) -> None:
+    """Each alone; all others are absent."""
+    one, numbers = [torch.ones(3)], torch.zeros(1, 6, dtype=torch.float64)
+    number = multi_tensor.plan(one, [torch.ones(3)], [], [], [], [], [], torch.zeros(1, 2, dtype=torch.int32))
+    step = functools.partial(multi_tensor.step_, number, [], torch.zeros(1), numbers)
+    for bad in (torch.zeros(1).double(), torch.zeros(2), torch.zeros(0)):
+        for name, (rates, *scalars) in {
+            "found_inf": ([], bad, None, None),
+            "grad_scale": ([], None, bad, None),
+            "norm": ([], None, None, bad),
+            "a learning rate": ([bad], None, None, None),
+        }.items():
+            with pytest.raises(RuntimeError, match=f"{name} is float.* of shape .*; one float32 (on cpu )?is needed"):
+                step(rates, *scalars[:2], 0.0, 0, 0, scalars[2], None)
+    with pytest.raises(RuntimeError, match="2 rates for 1 groups; one for each is needed"):
+        step([torch.zeros(1)] * 2, None, None, 0.0, 0, 0, None, None)
+    cut = torch.zeros(1)
+    cut.untyped_storage().resize_(0)
+    if list_gpu.counts:  # plain torch looks at no storage
+        with pytest.raises(RuntimeError, match="a learning rate has a storage of only 0 bytes"):
+            step([cut], None, None, 0.0, 0, 0, None, None)
+    multi_tensor.forget(number, torch.zeros(1))
 
 
 def test_sums_over_shards_that_do_not_fit(list_gpu: Any) -> None:

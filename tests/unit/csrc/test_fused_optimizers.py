@@ -169,6 +169,36 @@ def test_clipping_and_loss_scale_and_overflow(list_gpu: Any) -> None:
         assert float(ours.state[param]["step"]) == 1.0
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_norm_that_is_no_number_does_to_gradients_what_torch_does(list_gpu: Any, wrong: float) -> None:
+    params, plain = made(torch.float32), made(torch.float32)
+    ours, theirs = FusedAdam(params, lr=0.1, max_grad_norm=0.5), torch.optim.Adam(plain, lr=0.1)
+    for some in (params, plain):
+        give_grads(some, 1)
+        some[1].grad[3] = wrong
+    ours.step()
+    torch.nn.utils.clip_grad_norm_(plain, 0.5)
+    theirs.step()
+    for param, one in zip(params, plain, strict=True):
+        torch.testing.assert_close(param, one, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 65])
+def test_every_group_has_numbers_of_its_own(list_gpu: Any, count: int) -> None:
+    """A launch takes 32 groups; each has another rate, one of them a tensor, another decay and another beta."""
+    params, twins = ([torch.full((3,), float(i + 1)) for i in range(count)] for _ in range(2))
+    numbers = [{"lr": 0.01 * (i + 1), "weight_decay": 0.001 * i, "betas": (0.5 + i / 200, 0.99)} for i in range(count)]
+    numbers[count // 2]["lr"] = torch.tensor(0.3)
+    groups = [[{"params": [p], **n} for p, n in zip(some, numbers, strict=True)] for some in (params, twins)]
+    optimizers = [FusedAdamW(groups[0]), torch.optim.AdamW(groups[1])]
+    for step in range(1, 3):
+        for some, optimizer in zip((params, twins), optimizers, strict=True):
+            give_grads(some, step)
+            optimizer.step()
+        for param, twin in zip(params, twins, strict=True):
+            assert_near(param, twin, 2.0, step)
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamw", "amsgrad", "momentum", "adagrad"])
 def test_states_go_to_torch_and_back(list_gpu: Any, kind: str) -> None:
     make, torchs, options = KINDS[kind]

@@ -100,7 +100,8 @@ def test_places(gpu: Emulated, pairs: tuple[int, int], experts: int) -> None:
 def test_places_and_rows_of_few_tokens(gpu: Emulated, pairs: tuple[int, int], experts: int) -> None:
     """One launch: vectors, words and elements, rows with gaps, ids of both widths, some left out or too large."""
     ids = torch.randint(-1, experts + 1, pairs, generator=torch.Generator().manual_seed(experts))
-    for given, width, dtype in ((ids, 8, BF16), (ids.int(), 6, BF16), (ids, 9, F32), (ids.int(), 2080, F16)):
+    widths = ((ids, 8, BF16), (ids.int(), 6, BF16), (ids, 9, F32), (ids.int(), 2080, F16), (ids, 4104, F16))
+    for given, width, dtype in widths:
         rows = made(pairs[0], width + 2, dtype=dtype)[:, :width] if width == 9 else made(pairs[0], width, dtype=dtype)
         assert check(gpu, "moe_permute_few", rows, given, experts, tolerance=0).count("<") == 1
 

@@ -181,14 +181,24 @@ def test_nan_and_infinity_reach_what_they_touch_and_nothing_else(adam_levels: An
 
 
 def test_an_infinite_parameter_stays_infinite(adam_levels: Any, level: str) -> None:
-    """A parameter of -inf is a mask that somebody set; decay must not make it NaN."""
+    """A parameter of -inf is a mask that somebody set; no decay must make it NaN, whichever way a float rounds it."""
     adam_levels.choose(level)
-    for decay in (0.0, 0.01):
+    for decay in (0.0, *torch.logspace(-6, 1, 20).tolist()):
         lists = made((20,))
         lists[0][0][3] = -torch.inf
-        step(lists, weight_decay=decay)
+        step(lists, weight_decay=decay, decoupled=True)
         assert lists[0][0][3] == -torch.inf
         assert int((~lists[0][0].isfinite()).sum()) == 1
+
+
+def test_an_infinite_moment_stays_infinite(adam_levels: Any, level: str) -> None:
+    adam_levels.choose(level)
+    for beta in torch.linspace(0.05, 0.9999, 20).tolist():
+        lists = made((20,))
+        lists[2][0][3] = lists[3][0][4] = torch.inf
+        step(lists, beta1=beta, beta2=beta)
+        assert (lists[2][0] == torch.inf).nonzero().tolist() == [[3]]
+        assert (lists[3][0] == torch.inf).nonzero().tolist() == [[4]]
 
 
 def test_many_steps_do_not_drift_with_the_rounding_of_beta(adam_levels: Any, level: str) -> None:

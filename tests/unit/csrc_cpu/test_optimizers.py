@@ -241,6 +241,41 @@ def test_what_cannot_be_updated_is_refused_before_any_write(optim_levels: Any, c
     assert all(map(torch.equal, plain, before))
 
 
+@pytest.mark.parametrize("param", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("rule", [rule for rule, (_, states) in RULES.items() if states])
+def test_states_are_all_float32_or_all_of_the_params_dtype(optim_levels: Any, rule: str, param: Any) -> None:
+    optim_levels.choose("")
+    states = RULES[rule][1]
+    for dtypes in itertools.product([F32, F16, BF16], repeat=len(states)):
+        lists = made(rule, (24,), param=param)
+        for state, dtype in zip(states, dtypes, strict=True):
+            lists[STATE + state] = [t.to(dtype) for t in lists[STATE + state]]
+        before = copied(lists)
+        if set(dtypes) in ({F32}, {param}):
+            step(rule, lists)
+            continue
+        with pytest.raises(RuntimeError, match="all must be float32, or all of the param's dtype"):
+            step(rule, lists)
+        assert_same_bits(lists, before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_storage_that_was_cut_is_refused_whichever_it_is(optim_levels: Any, rule: str) -> None:
+    optim_levels.choose("")
+    number = RULES[rule][0]
+    names = ["params", "grads", "first", "second", "third", "steps", "copies"]
+    for which in range(len(names)):
+        lists = made(rule, (24,))
+        lists.insert(COPY, [torch.tensor(3.0)] if number in (0, 2) else [])
+        if not lists[which]:
+            continue
+        storage = lists[which][0].untyped_storage()
+        storage.resize_(storage.nbytes() - 2)
+        numbers = torch.tensor([[*row(), 1.0]], dtype=torch.float64)
+        with pytest.raises(RuntimeError, match=rf"{names[which]}\[0\] has .*a storage of only \d+ bytes"):
+            torch.ops.precast.optimize_(*lists, torch.empty(0, dtype=torch.int64), numbers, 1.0, number)
+
+
 def test_numbers_rules_and_plans_that_are_none(optim_levels: Any) -> None:
     optim_levels.choose("")
     op, none = torch.ops.precast.optimize_, torch.empty(0, dtype=torch.int64)
@@ -257,6 +292,7 @@ def test_numbers_rules_and_plans_that_are_none(optim_levels: Any) -> None:
         ({"numbers": torch.ones(10, dtype=torch.float64)}, r"numbers is float64 of shape \(10,\); rows of 9"),
         ({"numbers": torch.full((9,), 2.0).double()}, "numbers are for 2 params; there are 1"),
         ({"numbers": torch.zeros(9).double()}, "numbers are for 0 params; there are 1"),
+        ({"numbers": torch.tensor([*row(), 1.0, *row(), -1.0, *row(), 1.0]).double()}, "numbers are for 0 params; th"),
         ({"plan": torch.zeros(2, dtype=torch.int64)}, r"plan is int64 of shape \(2,\)"),
         ({"plan": torch.zeros(1)}, "plan is float32"),
     ):

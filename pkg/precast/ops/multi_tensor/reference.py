@@ -180,6 +180,8 @@ def multi_tensor_step_(
     scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), ("norm", norm)]
     for name, scalar in (*scalars, *(("a learning rate", rate) for rate in rates)):
         check_scalar(op, name, scalar, steps)
+    if len(rates) not in (0, len(groups)):
+        raise RuntimeError(f"{op}: {len(rates)} rates for {len(groups)} groups; one for each is needed")
     now = known.gradients(grads)
     if now is None:
         return STALE
