@@ -42,6 +42,8 @@ def nobody_calls(number: int) -> int:
     return number + 1
 '''
 TESTS = """\
+import time
+
 import pytest
 
 import toy
@@ -63,6 +65,10 @@ def test_count_down():
 
 def test_limit():
     assert toy.LIMIT == 3
+
+
+def test_waits():
+    time.sleep(0.6)
 
 
 def test_broken():
@@ -119,6 +125,11 @@ def test_the_copy_has_what_git_would_add_and_follows_the_checkout(project: Proje
     assert not (project.tree / "more.txt").exists()
 
 
+@needs_mutants
+def test_a_test_costs_the_processor_seconds_that_it_takes(project: Project, measured: Path) -> None:
+    assert 0 <= covered.read(project.tree, measured).good["tests/test_toy.py::test_waits"] < 0.4
+
+
 def test_two_runs_do_not_share_a_copy(project: Project) -> None:
     with project.alone(), pytest.raises(BlockingIOError), project.alone():
         pass
@@ -166,7 +177,7 @@ def test_the_test_that_is_about_a_text_comes_first(runner: Runner) -> None:
         test = f"tests/test_toy.py::test_{name}"
         runner.project = replace(runner.project, telling=(("LIMIT =", test), ("no such text", "no such test")))
         (tests,) = runner.rounds(mutant)
-        assert tests[0] == test and len(tests) == len(set(tests)) == 4
+        assert tests[0] == test and len(tests) == len(set(tests)) == 5
 
 
 @needs_mutants
