@@ -22,6 +22,7 @@ from precast._abi.capability import ComputeCapability
 from precast._abi.host import Gpu, Host
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
 from precast._load import answers, downstream, probe
 from precast.build import __main__ as build_main
@@ -276,6 +277,26 @@ def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
         downstream.library_file("ops", "_C")
     for minor in (release.minor, release.minor - 2):  # it says which torches it is for
         assert f"torch 2.{minor}" in str(caught.value) or f"torch-2.{minor}" in str(caught.value)
+
+
+def test_libraries_of_wheels_that_were_guarded_when_built_keep_apart(tmp_path: Path, make: Make) -> None:
+    """A build names a library after its module alone, so two torches have the same name for different bytes."""
+    single = []
+    for mark, torch in ((1, this_torch()), (2, other_torch(-2))):
+        code = library(tmp_path, MODULE.format(name="_C", mark=mark))
+        wheel = guarded(
+            tmp_path / f"single{mark}", make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": code}), torch=torch
+        )
+        with zipfile.ZipFile(wheel) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        (file,) = manifest(wheel).host
+        built = replace(manifest(wheel), host=(replace(file, path="host/_C.so"),)).to_json()
+        files["ops/_C/host/_C.so"] = files.pop(f"ops/_C/{file.path}")
+        files["ops/_C/build_info.json"] = built.encode()
+        wheel_file.write_wheel(wheel, "ops-1.0.dist-info", {n: c for n, c in files.items() if "RECORD" not in n}, 0)
+        single.append(wheel)
+    merged = manifest(guarded(tmp_path / "out", *single))
+    assert len({file.path for file in merged.host}) == 2 and {file.path for file in merged.host} == set(merged.files)
 
 
 def test_wheels_for_several_pythons_and_gpus_are_one(

@@ -16,7 +16,7 @@ from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTa
 from precast._abi.settings import settings_table
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
-from precast._builder.matrix import LabelSpec, Matrix
+from precast._builder.matrix import LabelSpec, Matrix, TorchRelease
 from precast.errors import KernelError
 from tools.shared import matrix_picture, parity, selector, served, speed
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
@@ -199,8 +199,26 @@ def toolkits(known: Matrix, _text: str) -> str:
             *(f'    "{machine}": ({_torch_builds(known, machine)}),' for machine in known.machines),
             "}",
             "",
+            "# CUDA label -> the version of its compiler, and the GPU targets of its wheels.",
+            "TARGETS = {",
+            *(f'    "{spec.name}": ("{spec.nvrtc}", "{" ".join(map(str, spec.targets))}"),' for _, spec in specs),
+            "}",
+            "",
+            "# torch -> its newest patch release, the C++ standard of its headers, the builds that PyPI has.",
+            "RELEASES = {",
+            *(_torch_release(known, release) for release in known.releases),
+            "}",
+            "",
+            "# torch's own index has a folder for each build.",
+            f'INDEX = "{known.torch_index}"',
+            "",
         )
     )
+
+
+def _torch_release(known: Matrix, release: TorchRelease) -> str:
+    pypi = _mapping({_quoted(machine): _quoted(release.pypi[machine]) for machine in known.machines})
+    return f'    "{release.release}": ("{release.version}", {release.cxx_standard}, {pypi}),'
 
 
 def _torch_builds(known: Matrix, machine: str) -> str:

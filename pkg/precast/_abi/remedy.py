@@ -157,7 +157,7 @@ def install_cuda_torch(host: Host) -> str:
     )
     if build is None:
         return ""
-    index = f"https://download.pytorch.org/whl/{build}"
+    index = f"{toolkits.INDEX}/{build}"
     return f"{_installer(host).install} --force-reinstall torch --index-url {index}"
 
 

@@ -1,6 +1,7 @@
 """``python -m precast.build``: the options of a build for a Makefile, or the audit of a finished wheel.
 
 ``python -m precast.build guard WHEEL... -o DIR`` puts libraries behind guards, and merges wheels.
+``python -m precast.build wheels SOURCE --torch 2.13,2.14`` builds a package for several torches, as one guarded wheel.
 
 Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
 """
@@ -35,6 +36,10 @@ def main(arguments: list[str]) -> int:
         from precast.build import guarding
 
         return guarding.main(arguments[1:])
+    if arguments[:1] == ["wheels"]:
+        from precast.build import wheels
+
+        return wheels.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)

@@ -68,7 +68,9 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     guards = set[str]()
     taken = set[str]()
     for folder, info, listed in _manifests(files):
-        made.folders[folder] = Folder(info.host, info.device, {where: files[f"{folder}/{where}"] for where in listed})
+        placed = {file.path: _placed(file) for file in info.host}
+        data = {placed[w].path if w in placed else w: files[f"{folder}/{w}"] for w in listed}
+        made.folders[folder] = Folder(tuple(placed.values()), info.device, data)
         taken |= {f"{folder}/{prebuilt.MANIFEST}", *(f"{folder}/{where}" for where in listed)}
     for library in contents.libraries:
         if library.path not in taken:
@@ -136,9 +138,14 @@ def _entry(contents: xray.Contents, library: xray.Library, torch: TorchVersion |
             raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
         cuda = label.cuda.major
     name = answers.name_of(PurePosixPath(library.path).name)
-    parts = [str(file.abi), *([file.python] if file.python != "none" else []), *([f"cu{cuda}"] if cuda else [])]
-    where = f"host/{name}.{'.'.join(parts)}.{file.sha256[:8]}.so"
-    return replace(file, path=where, families=(name,), cuda_major=cuda)
+    return _placed(replace(file, families=(name,), cuda_major=cuda))
+
+
+def _placed(file: HostFile) -> HostFile:
+    """The entry at a path that no other library of a merged wheel has."""
+    python, cuda = file.python if file.python != "none" else "", f"cu{file.cuda_major}" if file.cuda_major else ""
+    parts = [file.families[0], str(file.abi), python, cuda, file.sha256[:8], "so"]
+    return replace(file, path=f"host/{'.'.join(filter(None, parts))}")
 
 
 def _refuse_unfit(contents: xray.Contents, library: xray.Library) -> None:

@@ -1,0 +1,252 @@
+"""An environment for each torch: a Python of its own, that torch, and nvcc from the package index if CUDA is wanted.
+
+Environments are kept in the cache, because a torch takes minutes to install and serves every package. What a package
+itself asks for in ``[build-system] requires`` is installed for that package alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast._abi import toolkits
+from precast._abi.capability import GpuTarget
+from precast._abi.label import Label
+from precast._abi.settings import Settings
+from precast._abi.version import CudaVersion, TorchVersion
+from precast._builder import failure, lock, process, python, roots, toolchain
+from precast.build import preflight
+from precast.errors import KernelError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# Variables that would change what is built. Torch's list of GPUs is not among them.
+_FOREIGN = ("PYTHON", "PRECAST_LABEL", "VIRTUAL_ENV", "FORCE_", "CUDA_HOME", "CMAKE_PREFIX_PATH")
+_READY = ".ready"
+_TOOLS = ("setuptools<82", "wheel", "ninja")  # torch 2.12 and older do not accept a later setuptools
+# A compiler that speaks the C++ of torch's headers, although a package asks for an older one, and that writes neither a
+# folder of this machine nor, if none is asked for by PRECAST_DEBUG=1, what a debugger reads into a library.
+_COMPILER = """#!/bin/sh
+for word; do
+    shift
+    case $word in {older}) word=-std=c++{standard} ;; esac
+    set -- "$@" "$word"
+done
+exec {compiler} "$@" {debug} "-ffile-prefix-map={folder}=/build" "-ffile-prefix-map={site}=/site"
+"""
+_ASKED = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build: a torch release, and the CUDA label or ``cpu``."""
+
+    torch: TorchVersion
+    label: Label
+
+    @property
+    def name(self) -> str:
+        """``torch2.14.1-cu130``."""
+        return f"torch{self.torch.release}.{self.torch.patch}-{self.label}"
+
+    @property
+    def standard(self) -> int:
+        """The C++ standard that the headers of this torch ask for."""
+        return _release(self.torch)[1]
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The arguments of pip for this torch: the index's own build if that has the right CUDA, else torch's index."""
+        version = f"{self.torch.release}.{self.torch.patch}"
+        if self.label.cuda is None:
+            return (f"torch=={version}",)
+        if _release(self.torch)[2].get(platform.machine()) == str(self.label):
+            return (f"torch==={version}",)  # not 2.13.0+cpu, which == accepts and prefers
+        return (f"torch=={version}+{self.label}", "--extra-index-url", f"{toolkits.INDEX}/{self.label}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python with its torch; ``cuda_home`` for a build with CUDA; ``kept``: it was there before."""
+
+    folder: Path
+    site: Path
+    cuda_home: Path | None
+    kept: bool
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+
+def parse_torch(text: str) -> TorchVersion:
+    """``2.14`` is its newest patch release. ValueError for a torch that is not known."""
+    known = toolkits.RELEASES.get(text)
+    version = TorchVersion.parse(known[0] if known else text)
+    _release(version)
+    return version
+
+
+def _release(version: TorchVersion) -> tuple[str, int, Mapping[str, str]]:
+    found = toolkits.RELEASES.get(str(version.release))
+    if found is None:
+        raise ValueError(f"not a torch that is known: {version}; there are {', '.join(toolkits.RELEASES)}")
+    return found
+
+
+def parse_label(text: str) -> Label:
+    """``cu130``. ValueError for a CUDA that has no label."""
+    if text not in toolkits.TARGETS:
+        raise ValueError(f"not a CUDA label: {text!r}; there are {', '.join(toolkits.TARGETS)}")
+    return Label(text)
+
+
+def folder_of(job: Job, settings: Settings) -> Path:
+    """Where the environment of a job is kept."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return roots.default_root(settings) / "torches" / f"{tag}-{job.name}"
+
+
+def is_ready(job: Job, settings: Settings) -> bool:
+    """Whether the environment is there from before."""
+    return (folder_of(job, settings) / _READY).is_file()
+
+
+def environment(job: Job, settings: Settings) -> Environment:
+    """Make the environment of a job, or take the one that is kept. KernelError if a part cannot be had."""
+    folder, cuda = folder_of(job, settings), job.label.cuda
+    toolkit = None if cuda is None else _toolkit(cuda)
+    compiler = () if cuda is None or toolkit is not None else _compiler(cuda, toolkits.TARGETS[str(job.label)][0])
+    with lock.exclusive(lock.lock_file(folder.parent, folder.name), folder.name, wait_s=3600):
+        kept = is_ready(job, settings)
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            venv = python.command("venv", "--without-pip", str(folder))
+            run(venv, folder.parent, plain(os.environ), f"the environment {folder}")
+            own = folder / "bin" / "python"
+            install = pip(own, "install", "--no-compile", *_TOOLS, *job.requirements, *compiler)
+            run(install, folder, plain(os.environ), f"torch {job.torch} for {job.label}")
+            _refuse_other(job, own)
+            (folder / _READY).touch()
+    (site,) = folder.glob("lib/python3*/site-packages")
+    home = None if cuda is None else toolkit or _linked(site / "nvidia" / f"cu{cuda.major}")
+    return Environment(folder, site, home, kept)
+
+
+def _compiler(cuda: CudaVersion, version: str) -> tuple[str, ...]:
+    """The packages of nvcc and what it needs. KernelError before CUDA 13, of which the package index has no nvcc."""
+    if cuda.major < 13:
+        raise KernelError(
+            f"nothing can be compiled for CUDA {cuda}\n"
+            f"  found   no nvcc {cuda} on this machine; the package index has none before CUDA 13\n"
+            f"  needed  a CUDA {cuda} toolkit, and CUDA_HOME\n"
+            f"  fix     1) export CUDA_HOME=/usr/local/cuda-{cuda}"
+        )
+    exact = (f"nvidia-{part}=={version}" for part in ("cuda-nvcc", "cuda-crt", "nvvm"))
+    return (*exact, f"nvidia-cuda-cccl=={cuda}.*")
+
+
+def _toolkit(cuda: CudaVersion) -> Path | None:
+    """A toolkit of this machine with exactly this CUDA version."""
+    named = [os.environ.get("CUDA_HOME"), f"/usr/local/cuda-{cuda}", "/usr/local/cuda"]
+    for home in (Path(name) for name in named if name):
+        nvcc = home / "bin" / "nvcc"
+        if nvcc.is_file():
+            said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+            if f"release {cuda}," in said:
+                return home
+    return None
+
+
+def _linked(home: Path) -> Path:
+    """CUDA_HOME with what a linker looks for: ``lib64``, and ``libcudart.so`` for ``libcudart.so.13``."""
+    if not (home / "lib64").exists():
+        (home / "lib64").symlink_to("lib")
+    for library in (home / "lib").glob("*.so.*"):
+        plain_name = home / "lib" / f"{library.name.partition('.so.')[0]}.so"
+        if not plain_name.exists():
+            plain_name.symlink_to(library.name)
+    return home
+
+
+def pip(interpreter: Path, *arguments: str) -> list[str]:
+    """The command that runs this Python's pip for another one."""
+    return python.command("pip", "--python", str(interpreter), *arguments, "-q")
+
+
+def _refuse_other(job: Job, own: Path) -> None:
+    said = run([str(own), "-c", _ASKED], own.parent, plain(os.environ), f"torch {job.torch}")
+    version, cuda = json.loads(said.splitlines()[-1])  # after warnings, such as about numpy
+    found = "cpu" if cuda is None else f"cu{cuda.replace('.', '')}"
+    if job.label.cuda is not None and found != str(job.label):
+        raise KernelError(f"no torch {job.torch} for {job.label}\n  found   torch {version}, for {found}")
+
+
+def variables(job: Job, made: Environment, requires: Path, work: Path, settings: Settings) -> dict[str, str]:
+    """The environment variables of a build: compilers, the list of GPUs, and the folders of what it requires."""
+    tools = work / "bin"
+    tools.mkdir()
+    older = "|".join(f"-std={kind}++{old}" for kind in ("c", "gnu") for old in _older(job.standard))
+    for variable, fallback in (("CC", "gcc"), ("CXX", "g++")):
+        real = os.environ.get(variable) or fallback
+        places = {"folder": work, "site": made.site, "debug": "-g" if settings.debug else "-g0"}
+        text = _COMPILER.format(older=older, standard=job.standard, compiler=real, **places)
+        (tools / fallback).write_text(text, encoding="utf-8")
+        (tools / fallback).chmod(0o755)
+    jobs = str(toolchain.default_jobs(settings))
+    found = {
+        **plain(os.environ),
+        "CC": str(tools / "gcc"),
+        "CXX": str(tools / "g++"),
+        "PATH": os.pathsep.join(map(str, (requires / "bin", made.folder / "bin", os.environ.get("PATH", os.defpath)))),
+        "PYTHONPATH": str(requires),
+        "CMAKE_PREFIX_PATH": str(made.site / "torch" / "share" / "cmake"),
+        "MAX_JOBS": jobs,
+        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+    }
+    if made.cuda_home is None:
+        return {**found, "FORCE_CUDA": "0", "CUDA_VISIBLE_DEVICES": ""}
+    targets = preflight.torch_form(targets_of(job.label, settings))
+    standard = f"-std=c++{job.standard} {os.environ.get('NVCC_APPEND_FLAGS', '')}".strip()
+    cuda = {"CUDA_HOME": str(made.cuda_home), "CUDACXX": str(made.cuda_home / "bin" / "nvcc"), "FORCE_CUDA": "1"}
+    return {**found, **cuda, preflight.ARCH_LIST: targets, "NVCC_APPEND_FLAGS": standard}
+
+
+def targets_of(label: Label, settings: Settings) -> tuple[GpuTarget, ...]:
+    """What to compile for: the user's list, else that of our own wheels of the label. Tegra is ARM alone."""
+    own = (GpuTarget.parse(text) for text in toolkits.TARGETS[str(label)][1].split())
+    arm = platform.machine() == "aarch64"
+    return settings.targets() or tuple(target for target in own if arm or not target.capability.is_tegra)
+
+
+def _older(standard: int) -> tuple[str, ...]:
+    names = {"11": 11, "0x": 11, "14": 14, "1y": 14, "17": 17, "1z": 17}
+    return tuple(name for name, year in names.items() if year < standard)
+
+
+def plain(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those that would change a build."""
+    return {name: value for name, value in environ.items() if not name.startswith(_FOREIGN)}
+
+
+def run(command: Sequence[str], folder: Path, env: Mapping[str, str], what: str) -> str:
+    """Run a command in a folder; KernelError with its first error and its last lines if it fails."""
+    log = folder / f"{re.sub(r'[^a-z0-9]+', '-', what.lower())[:60]}.log"
+    shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
+    status, said = process.run(shell, log=log, environment={**env, "LC_ALL": "C.UTF-8"}, umask=process.INHERITED)
+    if status:
+        raise KernelError(
+            f"{what}: a command failed\n  found   {failure.first_error(said)}\n  its last lines\n"
+            + "\n".join(f"    {line}" for line in said.splitlines()[-30:])
+        )
+    log.unlink()
+    return said
