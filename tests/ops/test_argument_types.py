@@ -15,6 +15,7 @@ from precast.ops import _checks  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 IMAGE, ROWS = torch.ones(1, 2, 4, 4), torch.ones(4, 8)
+HEADS, CACHE = torch.ones(4, 2, 16), torch.zeros(2, 4, 2, 16)
 IDS = torch.zeros(4, 2, dtype=torch.int64)
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -26,6 +27,42 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a number for a word": (lambda: ops.bias_act(IMAGE, act=["relu"]), "bias_act: act is a list; needed str$"),
     "a complex factor": (lambda: ops.fused_leaky_relu(IMAGE, scale=1j), "fused_leaky_relu: scale is 1j; needed float$"),
+    "a factor in words": (
+        lambda: ops.scaled_softmax(ROWS, "0.5"),
+        "scaled_softmax: scale is '0.5'; needed float$",
+    ),
+    "a causal factor": (
+        lambda: ops.scaled_aligned_causal_softmax(ROWS, ROWS),
+        "scaled_aligned_causal_softmax: scale is a Tensor; needed float$",
+    ),
+    "no causal factor": (
+        lambda: ops.scaled_upper_triang_masked_softmax(torch.ones(4, 4), None),
+        "scaled_upper_triang_masked_softmax: scale is None; needed float$",
+    ),
+    "positions in a list": (
+        lambda: ops.rotary_embedding(HEADS, None, ROWS, ROWS, positions=[0]),
+        r"rotary_embedding: positions is a list; needed Tensor \| None$",
+    ),
+    "no query": (
+        lambda: ops.rotary_embedding_(None, None, ROWS, ROWS),
+        "rotary_embedding_: query is a NoneType; needed a torch.Tensor$",
+    ),
+    "slots in a list": (
+        lambda: ops.reshape_and_cache(HEADS, HEADS, CACHE, CACHE, [0]),
+        "reshape_and_cache: slot_mapping is a list; needed a torch.Tensor$",
+    ),
+    "a cache that is no tensor": (
+        lambda: ops.rotary_embedding_and_cache(HEADS, HEADS, HEADS, ROWS, ROWS, CACHE, 1, IDS),
+        "rotary_embedding_and_cache: value_cache is a int; needed a torch.Tensor$",
+    ),
+    "half an expert": (
+        lambda: ops.moe_align_block_size(IDS, 2.5, 4),
+        "moe_align_block_size: experts is 2.5; needed int$",
+    ),
+    "a tensor for a word": (
+        lambda: ops.rms_norm(ROWS, casting=torch.ones(2, 2)),
+        "rms_norm: casting is a Tensor; needed str$",
+    ),
     "a shape of halves": (
         lambda: ops.rms_norm(ROWS, normalized_shape=1.5),
         r"rms_norm: normalized_shape is 1.5; needed int \| Sequence\[int\] \| None$",

@@ -173,7 +173,7 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
         for alias, meaning in _ALIASES.items():
             kind = kind.replace(alias, meaning)
         if name in given and not any(_is_a(one.strip(), given[name]) for one in kind.split(" | ")):
-            if re.search(rf"\b{name}\b", said) and not _DISPATCHERS.match(said):
+            if re.search(rf"\b{name}\b", said) and "\n" not in said:
                 break
             value = given[name]
             found = (

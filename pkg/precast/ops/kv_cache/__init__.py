@@ -31,7 +31,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _rotation
-from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+from precast.ops._checks import CONFUSED, FLOAT_TYPES, dtype_name, explain, require, same_device
 
 
 def reshape_and_cache(
@@ -55,7 +55,11 @@ def reshape_and_cache(
         (key, value), (keys, values) = torch.randn(2, 2, 4, 64), torch.zeros(2, 8, 16, 4, 64)
         precast.ops.reshape_and_cache(key, value, keys, values, torch.tensor([0, 17]))
     """
-    _RESHAPE(key, value, key_cache, value_cache, slot_mapping)
+    try:
+        _RESHAPE(key, value, key_cache, value_cache, slot_mapping)
+    except CONFUSED:
+        explain(reshape_and_cache, locals())
+        raise
 
 
 def rotary_embedding_and_cache(
@@ -98,7 +102,11 @@ def rotary_embedding_and_cache(
         keys, values = torch.zeros(2, 8, 16, 4, 64)
         precast.ops.rotary_embedding_and_cache(q, k, v, cos, sin, keys, values, torch.tensor([0, 17]))
     """
-    _ROTATE(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
+    try:
+        _ROTATE(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
+    except CONFUSED:
+        explain(rotary_embedding_and_cache, locals())
+        raise
     return query, key
 
 

@@ -173,7 +173,11 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
         ids = torch.tensor([[0, 2], [2, 1]])
         sorted_ids, expert_ids, total = precast.ops.moe_align_block_size(ids, 3, 4)
     """
-    found: tuple[Tensor, Tensor, Tensor] = _align(topk_ids, experts, block_size)
+    try:
+        found: tuple[Tensor, Tensor, Tensor] = _align(topk_ids, experts, block_size)
+    except CONFUSED:
+        explain(moe_align_block_size, locals())
+        raise
     return found
 
 

@@ -61,7 +61,11 @@ def rotary_embedding(
         query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
         rotated, _ = precast.ops.rotary_embedding(query, None, cos, sin)
     """
-    both: Both = _ROTARY(query, key, cos, sin, positions, interleaved, False)
+    try:
+        both: Both = _ROTARY(query, key, cos, sin, positions, interleaved, False)
+    except _checks.CONFUSED:
+        _checks.explain(rotary_embedding, locals())
+        raise
     return both[0], None if key is None else both[1]
 
 
@@ -96,7 +100,11 @@ def rotary_embedding_(
         query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
         precast.ops.rotary_embedding_(query, None, cos, sin)
     """
-    _ROTARY_IN_PLACE(query, key, cos, sin, positions, interleaved, False)
+    try:
+        _ROTARY_IN_PLACE(query, key, cos, sin, positions, interleaved, False)
+    except _checks.CONFUSED:
+        _checks.explain(rotary_embedding_, locals())
+        raise
     return query, key
 
 

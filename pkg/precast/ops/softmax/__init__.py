@@ -44,7 +44,11 @@ def scaled_softmax(x: Tensor, scale: float) -> Tensor:
         scores = torch.randn(2, 4, 16, 16)
         y = precast.ops.scaled_softmax(scores, 0.125)
     """
-    y: Tensor = _scaled(x, scale)
+    try:
+        y: Tensor = _scaled(x, scale)
+    except _checks.CONFUSED:
+        _checks.explain(scaled_softmax, locals())
+        raise
     return y
 
 
@@ -111,7 +115,11 @@ def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
         scores = torch.randn(8, 16, 16)
         y = precast.ops.scaled_upper_triang_masked_softmax(scores, 0.125)
     """
-    y: Tensor = _upper_triang(x, scale)
+    try:
+        y: Tensor = _upper_triang(x, scale)
+    except _checks.CONFUSED:
+        _checks.explain(scaled_upper_triang_masked_softmax, locals())
+        raise
     return y
 
 
@@ -136,7 +144,11 @@ def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
         scores = torch.randn(8, 4, 16)
         y = precast.ops.scaled_aligned_causal_softmax(scores, 0.125)
     """
-    y: Tensor = _aligned_causal(x, scale)
+    try:
+        y: Tensor = _aligned_causal(x, scale)
+    except _checks.CONFUSED:
+        _checks.explain(scaled_aligned_causal_softmax, locals())
+        raise
     return y
 
 
