@@ -79,6 +79,17 @@ def adopted_after_sharding() -> None:
     _assert_close(_losses(adopted, batch), _losses(_sharded(untouched), batch))
 
 
+def sharded_without_logits() -> None:
+    """A head whose loss needs no logits, sharded later; adopted later, the sharded head keeps its logits."""
+    untouched, adopted, batch = _pair()
+    assert precast.adopt(adopted, logits=False).ok
+    sharded = _sharded(adopted)
+    _assert_close(_losses(sharded, batch), _losses(_sharded(untouched), batch))
+    assert sharded(**batch).logits is None
+    left = {group.kind: group.note for group in precast.adopt(untouched, logits=False).left}
+    assert left["logits"] == "the weight of its lm_head is a DTensor (FSDP2 or tensor parallelism)"
+
+
 def sequence_parallel_is_refused() -> None:
     """A norm whose weight is a DTensor of no FSDP unit is left alone, by name."""
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module

@@ -28,9 +28,9 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Forward], Re
     examine = recognise.examine
 
     def adopt(model: Any, name: str, forward: Forward) -> Report:
-        def more(*args: Any) -> Iterator[recognise.Found]:
+        def more(*args: Any, **options: Any) -> Iterator[recognise.Found]:
             module = model.get_submodule(name)
-            yield from (one for one in examine(*args) if one.module is not module)
+            yield from (one for one in examine(*args, **options) if one.module is not module)
             exact = recognise.Exact(lambda one: functools.partial(forward, one), "planted", None, "cpu")
             yield recognise.Found(name, module, "planted", "", exact)
 

@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 from tests.ops import ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, pytest.mark.fsdp2]
-CASES = ("data_parallel", "adopted_before_sharding", "adopted_after_sharding", "sequence_parallel_is_refused")
+CASES = ("data_parallel", "adopted_before_sharding", "adopted_after_sharding", "sharded_without_logits")
+CASES += ("sequence_parallel_is_refused",)
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,13 @@ def measure(model: Module, batch: Batch) -> Measured:
     return Measured(outputs, gradients, tuple(missing))
 
 
+def without_logits(found: Measured) -> Measured:
+    """The same without the logits of the calls with labels."""
+    with_labels = ("logits", "logits, parameters hidden")
+    outputs = {name: value for name, value in found.outputs.items() if name not in with_labels}
+    return Measured(outputs, found.gradients, found.missing)
+
+
 def compare(untouched: Measured, adopted: Measured, noises: list[Measured]) -> tuple[Comparison, ...]:
     """One comparison per output, and one for the gradient that differs most in terms of its noise."""
     compared = [
@@ -191,7 +198,7 @@ def _with_cache(model: Module, batch: Batch, result: Any) -> Outputs:
     if not isinstance(result, Mapping) or "input_ids" not in batch or "decoder_input_ids" in batch:
         return {}
     key = next((key for key in _CACHES if result.get(key) is not None and takes(model, key)), None)
-    if key is None or "logits" not in result:
+    if key is None or not ("logits" in result or "labels" in batch):
         return {}
     ids, mask = batch["input_ids"], batch["attention_mask"]
     first = _call(model, {"input_ids": ids[:, :-2], "attention_mask": mask[:, :-2], "use_cache": True})

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from precast._adopt.probe import StandIn, twin_of
 from precast.ops._checks import FLOAT_TYPES
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.layer_norm import layer_norm as _layer_norm
-from precast.ops.losses import cross_entropy
+from precast.ops.losses import cross_entropy, linear_cross_entropy
 from precast.ops.rms_norm import Casting
 from precast.ops.rms_norm import rms_norm as _rms_norm
 from precast.ops.softmax import scaled_softmax
@@ -171,16 +172,69 @@ def causal_loss(
     **others: Any,
 ) -> Tensor:
     """The loss of the next tokens; like the own one, it reads no ``others``. It can be differentiated once."""
-    items = num_items_in_batch
-    single = items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
-    if _is_compiling() or not _plain(logits, device) or not single:
-        options = {"num_items_in_batch": items, "ignore_index": ignore_index, "shift_labels": shift_labels, **others}
-        return own_loss(logits, labels, vocab_size, **options)
-    if shift_labels is None:
-        shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]  # type: ignore[arg-type]
-    target = shift_labels.reshape(-1).to(logits.device)
-    items = items.to(logits.device) if isinstance(items, Tensor) else items
-    return cross_entropy(logits.view(-1, vocab_size), target, ignore_index=ignore_index, num_items_in_batch=items)
+    if _is_compiling() or not _plain(logits, device) or not _is_single(num_items_in_batch):
+        options = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, **others}
+        return own_loss(logits, labels, vocab_size, shift_labels=shift_labels, **options)
+    options = _options(logits, labels, num_items_in_batch, ignore_index, shift_labels)
+    return cross_entropy(logits.view(-1, vocab_size), **options)
+
+
+def _is_single(items: Any) -> bool:
+    return items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
+
+
+def _options(like: Tensor, labels: Any, items: Any, ignore_index: int, shifted: Any) -> dict[str, Any]:
+    """The arguments of our losses for those of the own one."""
+    if shifted is None:
+        shifted = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    items = items.to(like.device) if isinstance(items, Tensor) else items
+    return {
+        "target": shifted.reshape(-1).to(like.device),
+        "ignore_index": ignore_index,
+        "num_items_in_batch": items,
+    }
+
+
+@_ours
+def without_logits(model: Any, own_loss: Callable[..., Tensor], device: str, /, *given: Any, **named: Any) -> Any:
+    """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head."""
+    kept = named.get("logits_to_keep", 0)
+    tuples = named.get("return_dict") is False or not model.config.return_dict
+    if named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept or _is_compiling():
+        return own(model, *given, **named)
+    twin: Any = twin_of(model, {"lm_head": StandIn(None)})
+    twin.__dict__[LOSS] = functools.partial(_loss_of_rows, model.lm_head, own_loss)
+    result = type(model).forward(twin, *given, **named)
+    return type(result)(**{name: value for name, value in result.items() if name != "logits"})
+
+
+def _loss_of_rows(
+    head: Module,
+    own_loss: Callable[..., Tensor],
+    logits: Tensor,
+    labels: Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """The own loss of what the head makes of ``logits``, which are still the rows before it."""
+    if not _is_single(num_items_in_batch):
+        options = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, **others}
+        return own_loss(head(logits), labels, vocab_size, shift_labels=shift_labels, **options)
+    return head(logits, **_options(logits, labels, num_items_in_batch, ignore_index, shift_labels))  # type: ignore[no-any-return]
+
+
+@_ours
+def head_with_loss(head: Any, device: str, /, x: Tensor, *, target: Tensor | None = None, **options: Any) -> Any:
+    """A last linear layer, which with a ``target`` gives its loss. Its parameters are read here and nowhere else."""
+    if target is None:
+        return own(head, x)
+    rows = x.reshape(-1, x.shape[-1])
+    if _plain(rows, device) and type(head.weight) in (Tensor, torch.nn.Parameter):
+        return linear_cross_entropy(rows, head.weight, target, linear_bias=head.bias, **options)
+    return cross_entropy(own(head, rows), target, **options)
 
 
 def _plain(x: Any, device: str) -> bool:

@@ -7,6 +7,7 @@ the gradient once, as the copy's backward does. Every keyword is obeyed or ignor
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import Any
 
@@ -19,6 +20,8 @@ from precast._adopt.probe import Trial, decide
 from precast._adopt.source import Unreadable, fingerprint_of_functions
 
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
+# Forwards that do nothing with logits but return them and give them to the loss.
+_FORWARDS = {"1d7a76e6b574ac6f"}  # transformers Llama, Qwen 2 and 3, Mistral, Gemma, Phi 3 and others
 _CLASSES, _ROWS = 128, 256
 
 
@@ -41,8 +44,34 @@ def bound(model: Any, device: str) -> tuple[functools.partial[Any] | None, str, 
 
 
 def fingerprint_of(own: Any) -> str:
-    """Of a loss, with the function of its module that does the arithmetic."""
+    """Of a loss, with the function of its module that does the arithmetic; of a model, its forward's, undecorated."""
+    if hasattr(own, "forward"):
+        return fingerprint_of_functions(inspect.unwrap(own.forward))
     return fingerprint_of_functions(own, getattr(sys.modules[own.__module__], "fixed_cross_entropy", own))
+
+
+def without_logits(model: Any, digest: str) -> str:
+    """Why the loss must be computed from logits, or nothing."""
+    head = model._modules.get("lm_head")
+    if digest not in _FORWARDS:
+        return "no rule knows what its forward does with logits"
+    if "forward" in model.__dict__:
+        return "its forward was replaced before"
+    if type(head) is not torch.nn.Linear:
+        return (
+            f"its lm_head is a {type(head).__name__}; needed a torch.nn.Linear, without adapter or sharding of its own"
+        )
+    if "forward" in head.__dict__:
+        return "the forward of its lm_head was replaced before"
+    if forwards.has_hooks(head):
+        return "its lm_head has hooks, which would see no logits"
+    if type(head.weight) is not torch.nn.Parameter:
+        return f"the weight of its lm_head is a {type(head.weight).__name__} (FSDP2 or tensor parallelism)"
+    if hasattr(head.weight, "ds_id"):
+        return "its lm_head is partitioned by ZeRO-3 of DeepSpeed"
+    if head.out_features != model.config.vocab_size:
+        return f"its lm_head has {head.out_features} classes, and vocab_size is {model.config.vocab_size}"
+    return ""
 
 
 class _Gradient(Module):

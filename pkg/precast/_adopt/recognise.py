@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
 import re
@@ -56,8 +57,8 @@ class Found:
     function: str = ""  # what was examined, if not the forward of the module's class
 
 
-def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
-    """Every module that a rule knows, or that a reader would expect to see."""
+def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> Iterator[Found]:
+    """Every module that a rule knows, or that a reader would expect to see; ``logits`` says whether they are needed."""
     proofs: dict[object, Exact | str] = {}
     device, gathered = _device_of(model), in_fsdp(model)
     for name, module in model.named_modules():
@@ -72,7 +73,10 @@ def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
                 reason = unreadable or f"no rule knows what its {named.method} does"
                 yield Found(name, module, named.kind, digest, reason)
             elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
-                yield _loss(name, module, device)
+                found = _loss(name, module, device)
+                yield found
+                if not logits:
+                    yield from _without_logits(found, device)
             elif any(_ROTARY.match(word) for word in _globals_used(cls)):
                 yield Found(name, module, "rotary", methods["forward"][0], _ROTARY_REASON)
             continue
@@ -105,6 +109,31 @@ def _loss(name: str, model: Any, device: str) -> Found:
         return Found(name, model, "loss", digest, note)
     own = f"{model.loss_function.__module__}.{model.loss_function.__qualname__}"
     return Found(name, model, "loss", digest, Exact(lambda _: forward, note, None, device, forwards.LOSS), own)
+
+
+def _without_logits(found: Found, device: str) -> Iterator[Found]:
+    """The model and its last layer, if the loss needs no logits."""
+    name, model = found.name, found.module
+    own = f"{type(model).__module__}.{type(model).__qualname__}"
+    try:
+        digest = loss.fingerprint_of(type(model))
+        why = loss.without_logits(model, digest) if isinstance(found.fate, Exact) else "its loss stays"
+    except Unreadable as error:
+        digest, why = "", f"its forward: {error}"
+    if why:
+        yield Found(name, model, "logits", digest, why)
+        return
+    note = "linear_cross_entropy, no logits of calls with labels"
+    parts: tuple[tuple[str, Any, Callable[[Module], Bound]], ...] = (
+        (name, model, lambda one: functools.partial(forwards.without_logits, one, one.loss_function, device)),
+        (
+            f"{name}.lm_head".lstrip("."),
+            model.lm_head,
+            lambda one: functools.partial(forwards.head_with_loss, one, device),
+        ),
+    )
+    for one, module, bind in parts:
+        yield Found(one, module, "logits", digest, Exact(bind, note, None, device), own)
 
 
 def _prove(rule: Rule, module: Module, digest: str, device: str) -> Exact | str:

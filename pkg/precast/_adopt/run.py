@@ -18,7 +18,7 @@ from precast._adopt.rules import RULES, Rule
 from precast._version import __version__
 
 
-def adopt(model: Module, sample: Any = None, *, dry_run: bool = False) -> Report:
+def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True) -> Report:
     """Replace what the kernels of this package compute exactly, inside any model, and certify the result.
 
     Only instances are patched: names, ``state_dict``, hooks, pickling and copies of the model stay as they are, and
@@ -39,6 +39,8 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False) -> Report
         sample: keyword arguments of a call of the model as a mapping, or positional arguments. By default made from the
             configuration of models of transformers, timm and diffusers; for others nothing is compared without it.
         dry_run: put everything back in the end.
+        logits: False: a causal language model that is called with labels returns no logits, and its loss is
+            :func:`precast.ops.linear_cross_entropy`, which never has all of them.
 
     Returns:
         The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether all
@@ -54,7 +56,7 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False) -> Report
         print(report)
         precast.undo_adopt(norm)
     """
-    return adopt_by(RULES, model, sample, dry_run=dry_run)
+    return adopt_by(RULES, model, sample, dry_run=dry_run, logits=logits)
 
 
 def undo_adopt(model: Module) -> int:
@@ -82,11 +84,13 @@ def undo_adopt(model: Module) -> int:
     return len(mine)
 
 
-def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False) -> Report:
+def adopt_by(
+    rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True
+) -> Report:
     """:func:`adopt` by these rules."""
     recognise.require_module("adopt", model)
     started = time.perf_counter()
-    found = list(recognise.examine(model, rules))
+    found = list(recognise.examine(model, rules, logits=logits))
     exact = [(one, one.fate) for one in found if isinstance(one.fate, Exact)]
     bare = getattr(model, "module", model) if type(model).__name__ == "DistributedDataParallel" else model
     batch = samples.sample(bare) if sample is None else samples.named(bare, sample)
@@ -99,6 +103,9 @@ def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_
     if batch is not None and untouched is not None:
         noises, reason = compare.noises(bare, batch, untouched)
         missing += [*untouched.missing, *([reason] if reason else [])]
+        if "labels" in batch and any(one.kind == "logits" for one, _ in exact):
+            missing.append("logits of calls with labels: there are none")
+            untouched = compare.without_logits(untouched)
     for one, fate in exact:
         one.module.__dict__[fate.attribute] = fate.bind(one.module)
     compared: tuple[Comparison, ...] = ()
