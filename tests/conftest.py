@@ -201,7 +201,7 @@ def probe_mutants() -> Found:
 
 
 def probe_chromium() -> Found:
-    from tests import browser
+    from tests.kit import browser
 
     program = browser.program()
     if program is None:

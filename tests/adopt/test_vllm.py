@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from precast._adopt import vllm  # noqa: E402
 from precast._builder import torch_wheel  # noqa: E402
-from tests import forked  # noqa: E402
 from tests.adopt import vllm_stand_in  # noqa: E402
+from tests.kit import forked  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.headers]
 NEWEST = "0.33.0"

@@ -10,7 +10,7 @@ import pytest
 
 from precast._abi.host import Host
 from precast._load import gpus, probe
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 from tests.unit.csrc.test_launch import folder
 from tests.unit.load.conftest import c_dir, toy_library
 from tests.unit.load.test_loader import calls

@@ -23,9 +23,9 @@ from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelU
 from precast.extension import Extension
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 from tests.defects.conftest import Pretend
-from tests.unit.abi import examples as ex
+from tests.kit import fakes, spawn
+from tests.kit import hosts as ex
 from tests.unit.csrc.test_launch import scenario
-from tests.unit.load import fakes
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -68,7 +68,7 @@ def test_defect_03_an_undefined_symbol_is_not_swallowed(
     pretend: Pretend, calls: Path, c_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 9 of the decision table as well: the linker's words are kept, and a build here is tried once."""
-    unfit = fakes.compile_library("extern int nowhere(); int use() { return nowhere(); }", tmp_path / "unfit.so")
+    unfit = spawn.library(tmp_path / "unfit.so", "extern int nowhere(); int use() { return nowhere(); }")
     fakes.write_installation(c_dir, unfit)
     looked = pretend(ex.host(build_with=ex.builders()))
     monkeypatch.setenv("PRECAST_JIT", "aot")

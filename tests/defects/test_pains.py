@@ -24,8 +24,8 @@ from precast._builder.cache import BuildKey, Cache
 from precast._load import loader
 from precast.errors import JitDisabled, KernelUnavailable
 from tests.defects.conftest import Pretend
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes
+from tests.kit import hosts as ex
 
 CPU, CUDA = Need(ex.FAMILY, "cpu"), Need(ex.FAMILY, "cuda")
 KEY = BuildKey("family", {"kind": "host"})

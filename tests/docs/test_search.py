@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.kit import spawn
 
 HERE = Path(__file__).resolve().parent
 SITE = HERE.parents[1] / "build" / "docs"
@@ -61,12 +62,7 @@ QUESTIONS = {
 
 def search(questions: list[str]) -> list[list[str]]:
     """The pages found for each question, best first."""
-    command = ["node", str(HERE / "search.js"), str(SITE)]
-    done = subprocess.run(
-        command, input=json.dumps(questions), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[list[str]] = json.loads(done.stdout)
+    found: list[list[str]] = json.loads(spawn.run("node", HERE / "search.js", SITE, stdin=json.dumps(questions)).stdout)
     return found
 
 

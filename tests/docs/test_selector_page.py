@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from precast._builder import matrix
-from tests import browser
-from tests.browser import Page
-from tests.loopback import served
-from tests.made_up import make_wheel
+from tests.kit import browser
+from tests.kit.browser import Page
+from tests.kit.loopback import served
+from tests.kit.wheels import make_wheel
 from tools.shared import selector
 from tools.verbs import index
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from precast._builder import catalogue, descriptions
 from precast.errors import KernelError
-from tests import browser
-from tests.loopback import served
+from tests.kit import browser, spawn
+from tests.kit.loopback import served
 from tools.shared import op_pages, site_source
 from tools.verbs import site as verb
 
@@ -131,9 +128,7 @@ def test_the_list_of_ops_is_grouped_and_its_model_runs() -> None:
     text = op_pages.pages(ROOT)["index.md"]
     assert len(re.findall(r"^## ", text, re.MULTILINE)) == len([one for one in catalogue.FOLDERS if one.public])
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "pkg")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    spawn.python("-c", code, env=spawn.environ(PYTHONPATH=ROOT / "pkg"))
 
 
 def test_a_file_from_another_host_is_found(tmp_path: Path) -> None:
@@ -181,10 +176,10 @@ sys.exit(site.main(["--out", str(folder / "out")]))
     ],
 )
 def test_a_dead_link_and_a_file_from_another_host_end_the_build(added: str, said: list[str], tmp_path: Path) -> None:
-    command = [str(ROOT / ".venv-docs" / "bin" / "python"), "-c", DEAD, str(tmp_path), added]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'pkg'}:{ROOT}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and all(words in done.stderr for words in said), done.stderr
+    env = spawn.environ(PYTHONPATH=f"{ROOT / 'pkg'}:{ROOT}")
+    python = ROOT / ".venv-docs" / "bin" / "python"
+    done = spawn.run(python, "-c", DEAD, tmp_path, added, cwd=ROOT, env=env, status=1)
+    assert all(words in done.stderr for words in said), done.stderr
 
 
 @pytest.mark.site

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from precast.errors import KernelError
-from tests import browser
 from tests.docs.test_site import SITE
-from tests.loopback import served
+from tests.kit import browser
+from tests.kit.loopback import served
 from tools.shared import versions
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests.kit import forked, spawn
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -78,8 +77,7 @@ def run_setup(project: Path, *arguments: str, **environment: str) -> subprocess.
     code = (
         "import sys, runpy, warnings; warnings.simplefilter('ignore'); runpy.run_path('setup.py', run_name='__main__')"
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_LABEL", "PYTHONPATH"))}
-    env = {**kept, "PYTHONPATH": str(CHECKOUT / "pkg"), "MAX_JOBS": "2", **environment}
+    env = spawn.environ("PRECAST_LABEL", **{"PYTHONPATH": CHECKOUT / "pkg", "MAX_JOBS": 2, **environment})
     return forked.run(code, "-q", *arguments, env=env, cwd=project, timeout=600)
 
 

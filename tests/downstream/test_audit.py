@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +15,7 @@ import pytest
 from precast.build import __main__ as build_main
 from precast.build import audit
 from precast.errors import KernelError
-from tests.unit.load import fakes
+from tests.kit import fakes, spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -171,16 +169,16 @@ def test_two_wheels_share_no_file(
 
 
 def test_two_wheels_are_installed_and_removed_in_any_order(bound_wheel: Path, free_wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    spawn.python("-m", "venv", "--without-pip", tmp_path)
     (site,) = tmp_path.glob("lib/python3*/site-packages")
-    pip = [sys.executable, "-m", "pip", "-q", "--python", str(tmp_path / "bin" / "python")]
+    pip = ("-m", "pip", "-q", "--python", tmp_path / "bin" / "python")
     pair = {"bound_ops": bound_wheel, "free_ops": free_wheel}
 
     def install(name: str) -> None:
-        subprocess.run([*pip, "install", "--no-deps", "--no-index", pair[name]], check=True)
+        spawn.python(*pip, "install", "--no-deps", "--no-index", pair[name])
 
     def remove(name: str, other: str) -> None:
-        subprocess.run([*pip, "uninstall", "-y", name], check=True)
+        spawn.python(*pip, "uninstall", "-y", name)
         assert not (site / name).exists()
         with zipfile.ZipFile(pair[other]) as archive:
             kept = [path for path in archive.namelist() if ".dist-info/" not in path]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from precast._builder import bindings, elf, toolchain
 from precast.build import DeviceExtension, StableExtension, ext_modules, facts, labelled
 from precast.build import __main__ as build_main
 from precast.errors import KernelError
+from tests.kit import spawn
 
 TORCH = TorchInfo(TorchVersion.parse("2.13.0+cu130"), True, CudaVersion(13, 0))
 
@@ -67,13 +67,9 @@ def library(tmp_path: Path) -> Callable[..., bytes]:
 
     def make(code: str, *sonames: str) -> bytes:
         for soname in sonames:
-            stub = ["g++", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", str(tmp_path / soname)]
-            subprocess.run([*stub, "-x", "c++", "/dev/null"], check=True)
-        (tmp_path / "code.cpp").write_text(code)
-        names = [str(tmp_path / soname) for soname in sonames]
-        link = ["g++", "-shared", "-fPIC", "-o", str(tmp_path / "made.so"), str(tmp_path / "code.cpp")]
-        subprocess.run([*link, "-Wl,--no-as-needed", *names], check=True)
-        return (tmp_path / "made.so").read_bytes()
+            spawn.library(tmp_path / soname, "", "-nostdlib", f"-Wl,-soname,{soname}")
+        names = [tmp_path / soname for soname in sonames]
+        return spawn.library(tmp_path / "made.so", code, "-Wl,--no-as-needed", *names).read_bytes()
 
     return make
 
@@ -137,8 +133,8 @@ def test_a_makefile_builds_with_the_printed_options(tmp_path: Path, capsys: pyte
     (tmp_path / "op.cpp").write_text(
         "#include <torch/csrc/stable/library.h>\nSTABLE_TORCH_LIBRARY(made_by_hand, m) {}\n"
     )
-    subprocess.run(["g++", *words("--cflags"), "-c", "op.cpp", "-o", "op.o"], cwd=tmp_path, check=True)
-    subprocess.run(["g++", "-o", "op.so", "op.o", *words("--ldflags")], cwd=tmp_path, check=True)
+    spawn.run("g++", *words("--cflags"), "-c", "op.cpp", "-o", "op.o", cwd=tmp_path)
+    spawn.run("g++", "-o", "op.so", "op.o", *words("--ldflags"), cwd=tmp_path)
     assert "libtorch_cpu.so" in elf.read_shared_object((tmp_path / "op.so").read_bytes()).needed
     assert {"-O0", "-g"} <= set(words("--cflags", "--debug"))
     assert "-G" in words("--cuda-flags", "--debug") and "-lineinfo" in words("--cuda-flags")

@@ -7,7 +7,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import platform
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -28,6 +27,7 @@ from precast._load import answers, downstream, probe
 from precast.build import __main__ as build_main
 from precast.build import guarding
 from precast.errors import PrebuiltRefused
+from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -66,21 +66,16 @@ FOREIGN_PYTHON = "cp399"
 def library(folder: Path, source: str, *options: str, torch_linked: bool = True) -> bytes:
     import torch
 
-    (folder / "code.cpp").write_text(source)
-    libraries = Path(torch.__file__).parent / "lib"
-    subprocess.run(
-        ["g++", "-O1", "-fPIC", "-shared", f"-I{sysconfig.get_paths()['include']}", "code.cpp", f"-L{libraries}",
-         "-Wl,--no-as-needed", *(["-ltorch_cpu", "-lc10"] if torch_linked else []), *options, "-o", "code.so"],
-        cwd=folder, check=True,
-    )  # fmt: skip
-    return (folder / "code.so").read_bytes()
+    include, libraries = sysconfig.get_paths()["include"], Path(torch.__file__).parent / "lib"
+    linked = ["-Wl,--no-as-needed", *(["-ltorch_cpu", "-lc10"] if torch_linked else []), *options]
+    return spawn.library(folder / "code.so", source, f"-I{include}", "-O1", f"-L{libraries}", *linked).read_bytes()
 
 
 def with_code(folder: Path, data: bytes, *targets: bytes) -> bytes:
     """The library with device code, as nvcc puts it in."""
     (folder / "plain.so").write_bytes(data)
     (folder / "fat").write_bytes(fat(*targets))
-    subprocess.run(["objcopy", "--add-section", ".nv_fatbin=fat", "plain.so", "coded.so"], cwd=folder, check=True)
+    spawn.run("objcopy", "--add-section", ".nv_fatbin=fat", "plain.so", "coded.so", cwd=folder)
     return (folder / "coded.so").read_bytes()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from precast._abi.label import Label
 from precast._load import downstream, prebuilt, probe, proved
 from precast.build import facts, wheel
 from precast.errors import PrebuiltRefused
+from tests.kit import spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -48,10 +47,8 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found: list[HostFile] = []
     for number in range(9):
         name = f"op{number}"
-        (root / "module.cpp").write_text(SOURCE.format(name=name))
-        path = package / "_C" / "host" / f"{name}.so"
-        include = sysconfig.get_paths()["include"]
-        subprocess.run(["g++", "-shared", "-fPIC", f"-I{include}", "module.cpp", "-o", path], cwd=root, check=True)
+        path, include = package / "_C" / "host" / f"{name}.so", sysconfig.get_paths()["include"]
+        spawn.library(path, SOURCE.format(name=name), f"-I{include}")
         data, where = path.read_bytes(), f"host/{name}.so"
         found.append(
             facts.host_file(f"nine_ops.{name}", where, data, stable=None, limited=False, torch=None, debug=False)
@@ -68,8 +65,7 @@ def test_nine_guards_stay_within_the_budget(nine: Path, tmp_path: Path) -> None:
     env |= {"PYTHONPATH": f"{nine}:{Path(downstream.__file__).parents[2]}", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     taken = []
     for _ in range(5):
-        done = subprocess.run([sys.executable, "-c", CHILD], env=env, capture_output=True, text=True, check=True)
-        taken.append(float(done.stdout))
+        taken.append(float(spawn.python("-c", CHILD, env=env).stdout))
         if taken[-1] <= BUDGET_MS:
             return
     pytest.fail(f"nine guards took {taken} ms, wanted {BUDGET_MS}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.downstream.conftest import CHECKOUT, CLASSIC_MODULE, STABLE_MODULE
+from tests.kit import spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -46,15 +45,9 @@ def editable(project: Path, compiler: Counting, *, package: Path = CHECKOUT / "p
     out = project / "out"
     out.mkdir(exist_ok=True)
     code = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_LABEL", "PYTHONPATH"))}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(out)],
-        cwd=project,
-        env={**kept, "PYTHONPATH": str(package), "MAX_JOBS": "2", "CXX": str(compiler.path), "CCACHE_DISABLE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ours = {"PYTHONPATH": package, "MAX_JOBS": 2, "CXX": compiler.path, "CCACHE_DISABLE": 1}
+    env = spawn.environ("PRECAST_LABEL", **ours)
+    return spawn.python("-W", "ignore", "-c", code, out, cwd=project, env=env, status=None)
 
 
 def built(project: Path, compiler: Counting, **options) -> list[str]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from precast.build import audit
-from tests import forked
 from tests.downstream.conftest import CHECKOUT
+from tests.kit import forked
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

@@ -15,6 +15,7 @@ from precast._load import downstream
 from precast.build import BuildExtension, StableExtension, audit, ownership
 from precast.errors import KernelError
 from precast.extension.places import Places
+from tests.kit import spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -137,10 +138,7 @@ def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py:
     assert (root / "bound_ops" / "_C" / "build_info.json").is_file()
     code = "from bound_ops import fused; print(fused.threads(), fused.__file__)"
     where = f"import sys; sys.path[:0] = {[str(root), *sys.path]!r}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", where + code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert str(root / "bound_ops" / "_C" / "host") in done.stdout
+    assert str(root / "bound_ops" / "_C" / "host") in spawn.python("-c", where + code, cwd=tmp_path).stdout
 
 
 def test_a_module_of_the_folder_itself_needs_no_second_one(
@@ -207,8 +205,6 @@ for _ in range(2):
     module = load("fused", [{str(root / "csrc" / "fused.cpp")!r}], build_directory="{tmp_path}/own", verbose=True)
     print("LOADED", module.threads(), module.__file__, flush=True)
 """
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    first, second, _ = said.split("LOADED")
+    first, second, _ = spawn.python("-c", code, cwd=tmp_path).stdout.split("LOADED")
     assert "-o fused.o" in first, "compiled, though the wheel and the objects of its build are here"
     assert "-o fused.o" not in second, "a second load compiles nothing"

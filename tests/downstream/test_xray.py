@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from precast._builder import xray_verdict
 from precast._cli.main import main
+from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
 pytestmark = [
@@ -29,23 +29,19 @@ TORCH = ("-Wl,--no-as-needed", "-ltorch_cpu")
 
 def library(folder: Path, source: str, *options: str, name: str = "_C.so") -> Path:
     """Compile a library; a stub stands for each one that it links."""
-    (folder / "code.cpp").write_text(source)
     stubs = [option[2:] for option in options if option.startswith("-l")]
     for stub in stubs:
         soname = stub.partition("@")[0]
         version = stub.partition("@")[2]
         linked = ["-Wl,-soname," + f"lib{soname}.so{'.' + version if version else ''}"]
-        subprocess.run(["g++", "-shared", "-nostdlib", *linked, "-o", f"lib{stub}.so", "-x", "c++", "/dev/null"],
-                       cwd=folder, check=True)  # fmt: skip
-    command = ["g++", "-O2", "-fPIC", "-shared", "code.cpp", "-L.", *options, "-o", name]
-    subprocess.run(command, cwd=folder, check=True)
-    return folder / name
+        spawn.library(folder / f"lib{stub}.so", "", "-nostdlib", *linked)
+    return spawn.library(folder / name, source, "-O2", "-L.", *options)
 
 
 def device(folder: Path, path: Path, content: bytes) -> None:
     """Put device code into a library, as nvcc does."""
     (folder / "fat").write_bytes(content)
-    subprocess.run(["objcopy", "--add-section", f".nv_fatbin={folder / 'fat'}", str(path)], check=True)
+    spawn.run("objcopy", "--add-section", f".nv_fatbin={folder / 'fat'}", path)
 
 
 def wheel(
@@ -90,9 +86,7 @@ def test_a_newer_c_library_than_the_tag_says_is_found(tmp_path: Path, capsys: py
     (tmp_path / "versions").write_text("GLIBC_2.40 { global: fresh; };\n")
     library(tmp_path, 'extern "C" int fresh() { return 1; }', "-Wl,--version-script=versions", name="libfresh.so")
     source = 'extern "C" int fresh();\nint f() { return fresh(); }'
-    (tmp_path / "code.cpp").write_text(source)
-    command = ["g++", "-fPIC", "-shared", "code.cpp", "-L.", "-lfresh", "-o", "_C.so"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    spawn.library(tmp_path / "_C.so", source, "-L.", "-lfresh")
     name = "ops-1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64"
     code, facts = xray(capsys, wheel(tmp_path, {"ops/_C.so": tmp_path / "_C.so"}, name))
     assert code == 1 and [(one["check"], one["found"]) for one in facts["problems"]] == [("glibc", "2.40")] * 2

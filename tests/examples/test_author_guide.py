@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from examples import downstream
-from tests.loopback import served
+from tests.kit.loopback import served
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

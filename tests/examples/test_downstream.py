@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples import downstream
-from tests.made_up import make_wheel
+from tests.kit.wheels import make_wheel
 
 PYPROJECT = """
 [build-system]

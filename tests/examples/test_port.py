@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from precast.build import audit
 from tests.downstream.conftest import CHECKOUT, run_setup
+from tests.kit import spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.wheel, pytest.mark.long]
 
@@ -55,21 +54,18 @@ def changed_lines(guide: str) -> str:
 
 def run(site: Path, code: str) -> str:
     path = f"import sys; SITE = {str(site)!r}; sys.path[:0] = [SITE, {str(CHECKOUT / 'pkg')!r}]\n"
-    command = [sys.executable, "-W", "ignore", "-c", path + code]
-    done = subprocess.run(command, cwd=site, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return spawn.python("-W", "ignore", "-c", path + code, cwd=site).stdout
 
 
 def test_the_guide_ports_a_package_from_pypi(tmp_path: Path) -> None:
-    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
-    subprocess.run([*fetch, "-d", str(tmp_path), PORTED], check=True)
+    fetch = ("-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:")
+    spawn.python(*fetch, "-d", tmp_path, PORTED)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(tmp_path, filter="data")
     root = archive.with_suffix("").with_suffix("")
     change = changed_lines((CHECKOUT / "docs" / "guides" / "port.md").read_text(encoding="utf-8"))
-    subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=root, input=change, text=True, check=True)
+    spawn.run("git", "apply", "--unidiff-zero", "-", cwd=root, stdin=change)
 
     done = run_setup(root, "bdist_wheel")
     assert done.returncode == 0, done.stderr[-3000:]

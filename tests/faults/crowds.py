@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from tests.faults.disks import start
 from tests.faults.lab import BUILD, Lab, debris, fault, library, line
+from tests.kit import spawn
 
 
 @fault("eight-cold", "8 processes start cold at the same moment", how="a gate that all wait at; one lock for all")
@@ -67,12 +67,10 @@ def stuck_builder(lab: Lab) -> str:
     seed = next((lab.seed / "v1" / "cpu_adam").iterdir()).name
     path = lock.lock_file(site.cache, f"cpu_adam-{seed}")
     assert path is not None
-    env = {**os.environ, "PYTHONPATH": str(site.folder)}
-    command = [sys.executable, "-c", WAITER, str(path)]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    env = spawn.environ(PYTHONPATH=site.folder)
+    with spawn.started(sys.executable, "-c", WAITER, path, env=env, stdin=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         done = site.run(BUILD, env={"PRECAST_JIT_WAIT": "1"})
-        holder.kill()
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert f"process {holder.pid} on {socket.gethostname()}" in done.stderr and "log /the/build.log" in done.stderr
     return line(done.stderr, "building it here as well")

@@ -10,8 +10,8 @@ from precast._abi.capability import TargetKind
 from precast._builder import packing
 from tests.faults.hosts import LOAD_CUDA
 from tests.faults.lab import BUILD, LOAD, STEP, Lab, fault, library, line
+from tests.kit import fakes
 from tests.load.conftest import Site
-from tests.unit.load import fakes
 
 
 def flip(path: Path) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import subprocess
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from tests.faults.hosts import CUDA, LOAD_CUDA
 from tests.faults.lab import BUILD, Lab, fault, line
+from tests.kit import fakes, spawn
 from tests.load.conftest import Site
 from tests.unit.csrc import test_launch as protocol
-from tests.unit.load import fakes
 
 # What the loader would hand over for a machine with one GPU, and what it says of the files that it passes over.
 CHOOSE = (
@@ -176,9 +175,7 @@ def driver_dies(lab: Lab) -> str:
 def driver_stub(lab: Lab) -> str:
     folder = lab.folder / "stub"
     folder.mkdir()
-    stub = folder / "libcuda.so.1"
-    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-Wl,-soname,libcuda.so.1", "-o", str(stub)]
-    subprocess.run(command, input=fakes.LIBCUDA, text=True, check=True)
+    stub = spawn.library(folder / "libcuda.so.1", fakes.LIBCUDA, "-Wl,-soname,libcuda.so.1")
     code = f"ctypes.CDLL({str(stub)!r})\nimage(0)\nout['said'] = launch()"
     return line(probe(lab, code, "no driver")["said"], "libcuda.so.1) has no function cuInit")
 
@@ -187,8 +184,8 @@ def driver_stub(lab: Lab) -> str:
 def nvml_stub(lab: Lab) -> str:
     folder = lab.folder / "nvml"
     folder.mkdir()
-    fakes.compile_library("", folder / "libnvidia-ml.so.1")
-    fakes.compile_library(fakes.LIBCUDA, folder / "libcuda.so.1")
+    spawn.library(folder / "libnvidia-ml.so.1", "")
+    spawn.library(folder / "libcuda.so.1", fakes.LIBCUDA)
     env = lab.gpus("9.0") | AOT | {"LD_LIBRARY_PATH": str(folder)}
     return line(shipped(lab).refusal(LOAD_CUDA, env=env), "no-gpu")
 
@@ -260,8 +257,8 @@ def gpus_fewer(lab: Lab) -> str:
 def gpus_hidden(lab: Lab) -> str:
     folder = lab.folder / "running"
     folder.mkdir()
-    fakes.compile_library(RUNNING, folder / "libcuda.so.1")
-    fakes.compile_library(fakes.NVML, folder / "libnvidia-ml.so.1")
+    spawn.library(folder / "libcuda.so.1", RUNNING)
+    spawn.library(folder / "libnvidia-ml.so.1", fakes.NVML)
     code = "import ctypes, os\nctypes.CDLL('libcuda.so.1').cuInit(0)\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
     env = lab.gpus("9.0") | AOT | {"LD_LIBRARY_PATH": str(folder)}
     said = shipped(lab).ok(code + CHOOSE, env=env)
@@ -310,7 +307,7 @@ def build_memory(lab: Lab) -> str:
 def nvrtc_dies(lab: Lab) -> str:
     folder = lab.folder / "nvrtc"
     folder.mkdir()
-    fakes.compile_library(DYING, folder / "libnvrtc.so.13")
+    spawn.library(folder / "libnvrtc.so.13", DYING)
     code = f"""
         from pathlib import Path
         from precast._abi.capability import GpuTarget

@@ -21,9 +21,9 @@ from examples import downstream
 from precast._version import __version__
 from tests.faults.damage import flip
 from tests.faults.lab import STEP, Lab
+from tests.kit import fakes
+from tests.kit.wheels import make_wheel
 from tests.load.conftest import CHECKOUT, STEERING
-from tests.made_up import make_wheel
-from tests.unit.load import fakes
 from tools.verbs import index
 
 MANAGER = """#!/bin/sh

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.faults.lab import BUILD, LOAD, STEP, Lab, NotRun, fault, line
+from tests.kit import fakes, spawn
 from tests.load.conftest import Site
-from tests.unit.load import fakes
 
 CUDA = "import torch; torch.version.cuda = '13.0'\n"  # the torch of the tests is a CPU build
 LOAD_CUDA = CUDA + "import precast; precast.load('rms_norm', 'cuda')"
@@ -134,18 +132,15 @@ def torch_newer(lab: Lab) -> str:
 @fault("torch-2.15", "torch 2.13 swapped for 2.15 under a wheel", how=f"torch {NEWER} from the index", slow=True)
 def torch_newer_for_real(lab: Lab) -> str:
     folder = lab.folder / "newer"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    wanted = [f"torch=={NEWER}", "numpy"]
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--prefer-binary", *wanted]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=600)
+    spawn.python("-m", "venv", folder)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--prefer-binary", f"torch=={NEWER}", "numpy"]
+    done = spawn.run(*pip, status=None, timeout=600)
     if done.returncode:
         raise NotRun(f"torch {NEWER} cannot be installed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     site = lab.wheel()
     code = f"import torch; assert torch.__version__.startswith({NEWER!r})\n" + STEP
     env = {"PYTHONPATH": str(site.folder), "HOME": str(site.home), "PATH": "/nonexistent"}
-    command = [str(folder / "bin" / "python"), "-c", code]
-    ran = subprocess.run(command, env=env, cwd=site.home, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "prebuilt\n"), ran.stderr
+    assert spawn.run(folder / "bin" / "python", "-c", code, env=env, cwd=site.home).stdout == "prebuilt\n"
     return "nothing: the prebuilt library is used"
 
 
@@ -187,8 +182,7 @@ def cpu_qemu(lab: Lab) -> str:
     full = lab.site(warm="nothing")
     full.ok(ALL_LEVELS + BUILD)
     site = lab.wheel(library=full)
-    env = {**os.environ, "PYTHONPATH": str(site.folder), "HOME": str(site.home), "OMP_NUM_THREADS": "1"}
-    command = [qemu, "-cpu", "Nehalem", sys.executable, "-c", STEP]
-    done = subprocess.run(command, env=env, cwd=site.home, capture_output=True, text=True, check=False, timeout=580)
-    assert (done.returncode, done.stdout) == (0, "prebuilt\n"), done.stderr
+    env = spawn.environ(PYTHONPATH=site.folder, HOME=site.home, OMP_NUM_THREADS=1)
+    done = spawn.run(qemu, "-cpu", "Nehalem", sys.executable, "-c", STEP, env=env, cwd=site.home, timeout=580)
+    assert done.stdout == "prebuilt\n", done.stderr
     return "nothing: the baseline kernels run"

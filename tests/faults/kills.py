@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 from tests.faults.lab import BUILD, Lab, debris, fault, library, line
+from tests.kit import spawn
 from tests.load.conftest import Site
 
 KILL = "import os; from precast._builder import cache, host, process; from pathlib import Path\n"
@@ -42,10 +42,10 @@ def kill_staged(lab: Lab) -> str:
 def kill_compiling(lab: Lab) -> str:
     site = lab.site(warm="nothing")
     child = start(site)
-    compilers = wait_for(lambda: running_in(site.cache))
+    compilers = spawn.wait_for(lambda: running_in(site.cache))
     child.kill()
     child.communicate()
-    wait_for(lambda: not running_in(site.cache))
+    spawn.wait_for(lambda: not running_in(site.cache))
     assert compilers and len(debris(site)) == 1
     library_of_the_seed = lab.site(warm="objects")  # the compile itself has been seen; the rest is the same
     (site.cache / "v1" / "objects").mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ def kill_shown(lab: Lab) -> str:
 def ctrl_c(lab: Lab) -> str:
     site = lab.site(warm="nothing")
     child = start(site)
-    wait_for(lambda: running_in(site.cache))
+    spawn.wait_for(lambda: running_in(site.cache))
     child.send_signal(signal.SIGINT)
     said = child.communicate(timeout=60)[1]
     assert child.returncode == -signal.SIGINT, said
@@ -89,7 +89,7 @@ def ctrl_c(lab: Lab) -> str:
 
 
 def start(site: Site) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(site.folder), "HOME": str(site.home), "PRECAST_CACHE_DIR": str(site.cache)}
+    env = spawn.environ(PYTHONPATH=site.folder, HOME=site.home, PRECAST_CACHE_DIR=site.cache)
     env |= {"PRECAST_JIT": "jit", "MAX_JOBS": "2"}
     # A shell without job control starts what runs in the background deaf to interrupts, and children inherit that.
     hear = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -109,11 +109,3 @@ def running_in(folder: Path) -> list[str]:
         if "cc1plus" in command and str(folder) in command:
             found.append(command)
     return found
-
-
-def wait_for(condition):
-    for _ in range(3000):
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it did not happen within 30 s")

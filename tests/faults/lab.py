@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit import fakes, spawn
 from tests.load.conftest import Site, make_site
-from tests.unit.load import fakes
 
 SHIM = Path(__file__).with_name("shim.cpp")
 LOAD = "import precast; print(precast.load('adam_').host.kind)"
@@ -82,18 +81,15 @@ class Lab:
 
     @functools.cached_property
     def shim(self) -> Path:
-        path = self.folder / "shim.so"
-        command = ["g++", "-shared", "-fPIC", "-O1", "-Wno-nonnull-compare", str(SHIM), "-o", str(path), "-ldl"]
-        subprocess.run(command, check=True)
-        return path
+        return spawn.library(self.folder / "shim.so", SHIM, "-O1", "-Wno-nonnull-compare", "-ldl")
 
     @functools.cached_property
     def driver(self) -> Path:
         """A folder with libraries that answer like a driver with the GPUs of the variable GPUS."""
         folder = self.folder / "driver"
         folder.mkdir()
-        fakes.compile_library(fakes.NVML, folder / "libnvidia-ml.so.1")
-        fakes.compile_library(fakes.LIBCUDA, folder / "libcuda.so.1")
+        spawn.library(folder / "libnvidia-ml.so.1", fakes.NVML)
+        spawn.library(folder / "libcuda.so.1", fakes.LIBCUDA)
         return folder
 
     def gpus(self, *capabilities: str) -> dict[str, str]:

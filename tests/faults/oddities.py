@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests import odd
 from tests.faults.damage import built_again, refusal_without_build
 from tests.faults.hosts import LOAD_CUDA
 from tests.faults.lab import BUILD, LOAD, Lab, fault, library, line
-from tests.unit.load import fakes
+from tests.kit import fakes, odd
 
 # What a load may take of memory. Nothing may come near it, and torch is not imported here.
 BOUNDED = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n" + BUILD

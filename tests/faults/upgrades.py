@@ -11,8 +11,8 @@ from precast._abi.build_info import BuildInfo
 from precast._version import __version__
 from tests.faults.disks import MEET, start
 from tests.faults.lab import BUILD, LOAD, Lab, fault, library, line
+from tests.kit import fakes
 from tests.load.conftest import Site
-from tests.unit.load import fakes
 
 NEW = "9.9.9"
 DOCTOR = "import sys; from precast.__main__ import main; sys.exit(main(['doctor', 'adam_']))"

@@ -12,7 +12,7 @@ from precast._builder import cache_archive, cache_tools, packing
 from precast._builder.cache import Cache
 from precast._builder.entry import BuildKey, Meta
 from tests.fuzz.targets import INPUTS, SETTINGS, WHEEL
-from tests.unit.load import fakes
+from tests.kit import fakes
 
 
 def manifest() -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.kit import spawn
 
 torch = pytest.importorskip("torch")
 
@@ -191,9 +192,7 @@ assert held.tolist() == [0, 1, 2, 3, 4]
 print(ctypes.string_at(held.data_ptr() - 1, 21)[0], flush=True)
 ctypes.string_at(held.data_ptr() + 1, 20)
 """
-    child = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
-    assert child.returncode == -signal.SIGSEGV, child.stderr
-    assert child.stdout == "0\n"
+    assert spawn.python("-c", source, status=-signal.SIGSEGV).stdout == "0\n"
 
 
 def test_windows_and_overlaps_share_memory() -> None:

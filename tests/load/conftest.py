@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import catalogue, descriptions, files
-from tests import forked
-from tests.unit.load import fakes
+from tests.kit import fakes, forked
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INDEX = "https://host/precast"  # nobody asks it: tests/faults/fixes.py has one that answers

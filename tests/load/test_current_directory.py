@@ -19,8 +19,8 @@ import pytest
 
 from precast._builder import python
 from precast._cli.parser import make_parser
-from tests import fetched
 from tests.downstream.conftest import CLASSIC_MODULE, STABLE_MODULE, write_project
+from tests.kit import fetched
 from tests.load.conftest import Site
 from tests.unit.cli import parsers
 from tests.unit.extension.conftest import BINDING, CLASSES

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import fakes, spawn
 from tests.load.conftest import Site
-from tests.unit.load import fakes
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -54,7 +54,7 @@ def test_a_damaged_library_is_refused_by_name_and_not_mapped(
 
 
 def test_a_library_the_linker_refuses_is_named_with_the_linkers_words(wheel: Site, tmp_path: Path) -> None:
-    foreign = fakes.compile_library("int missing(); int use() { return missing(); }", tmp_path / "foreign.so")
+    foreign = spawn.library(tmp_path / "foreign.so", "int missing(); int use() { return missing(); }")
     fakes.write_installation(wheel.c_dir, foreign, families=("cpu_adam",))
     said = wheel.refusal(LOAD, env={"PRECAST_JIT": "aot"})
     assert "host/kernels-x86_64.so" in said and "the dynamic linker refuses it" in said

@@ -21,7 +21,7 @@ from precast._builder.cache import BuildKey, Cache
 from precast._cli import status
 from precast._cli.parser import make_parser
 from precast.errors import KernelError
-from tests import forked
+from tests.kit import forked, spawn
 from tests.load.conftest import Site
 from tests.unit.cli import parsers
 
@@ -172,12 +172,10 @@ def precast(wheel: Site) -> Callable[..., subprocess.CompletedProcess[str]]:
     script.write_text("import sys\nfrom precast.__main__ import main\nsys.exit(main())\n")
 
     def run(line: str, **env: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PRECAST_")}
-        ours = {"PYTHONPATH": str(wheel.folder), "HOME": str(wheel.home), "PRECAST_CACHE_DIR": str(wheel.cache)}
+        ours = {"PYTHONPATH": wheel.folder, "HOME": wheel.home, "PRECAST_CACHE_DIR": wheel.cache, **env}
         function = f'precast() {{ {sys.executable} {script} "$@"; }}\n'
-        command = ["bash", "-c", function + line]
-        return subprocess.run(
-            command, env=kept | ours | env, cwd=wheel.home, capture_output=True, text=True, check=False
+        return spawn.run(
+            "bash", "-c", function + line, env=spawn.environ("PRECAST_", **ours), cwd=wheel.home, status=None
         )
 
     return run
@@ -224,11 +222,8 @@ def test_other_streams_are_not_needed(where: str, precast: Callable[..., object]
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
 def test_a_build_goes_on_where_nobody_can_be_told(where: str, cold: Site) -> None:
     code = "import precast; print(precast.load('adam_').host.kind)"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRECAST_")}
-    ours = {"PYTHONPATH": str(cold.folder), "HOME": str(cold.home), "PRECAST_CACHE_DIR": str(cold.cache)}
-    line = f'{sys.executable} -c "{code}" {where}'
-    done = subprocess.run(["bash", "-c", line], env=kept | ours, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
+    env = spawn.environ("PRECAST_", PYTHONPATH=cold.folder, HOME=cold.home, PRECAST_CACHE_DIR=cold.cache)
+    assert spawn.run("bash", "-c", f'{sys.executable} -c "{code}" {where}', env=env).stdout == "jit\n"
 
 
 @pytest.mark.torch

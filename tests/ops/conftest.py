@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import precast
-from tests import forked
+from tests.kit import forked, spawn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,11 +75,8 @@ def run_child(tmp_path: Path) -> Callable[[str], str]:
     """Runs Python source in a fresh process, with empty torch.compile caches, and returns what it printed."""
 
     def run(source: str) -> str:
-        package = str(Path(precast.__file__).resolve().parents[1])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-        environment = {**os.environ, **caches, "PYTHONPATH": path}
-        child = forked.run(textwrap.dedent(source), env=environment, cwd=tmp_path)
+        env = spawn.environ(PYTHONPATH=spawn.search_path(), TORCHINDUCTOR_CACHE_DIR=tmp_path / "inductor")
+        child = forked.run(textwrap.dedent(source), env=env, cwd=tmp_path)
         assert child.returncode == 0, child.stdout + child.stderr
         return child.stdout
 

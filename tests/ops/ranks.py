@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import precast
+from tests.kit import spawn
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
 
 
 def run(module: str, kind: str, folder: Path, ranks: int, cases: Sequence[str]) -> list[dict[str, str]]:
     """For each rank: the cases that ended, each with its traceback or an empty text."""
-    package = str(Path(precast.__file__).resolve().parents[1])
-    path = os.pathsep.join([str(ROOT), package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT), OMP_NUM_THREADS=1)
     command = [sys.executable, "-W", "ignore", "-m", "tests.ops.ranks", module, kind, str(folder)]
     (folder / "store").unlink(missing_ok=True)
     children = [

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-import precast
+from tests.kit import spawn
 
 pytestmark = [pytest.mark.torch]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_tests(*arguments: str) -> str:
     """Runs tests in a process of its own, and returns what it said."""
-    paths = [str(ROOT), str(Path(precast.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, paths))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider", *arguments]
-    everything = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, cwd=ROOT, env=everything, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    words = ("-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider", *arguments)
+    env = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT))
+    return spawn.python(*words, cwd=spawn.CHECKOUT, env=env, timeout=600).stdout
 
 
 @pytest.mark.gpu

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit import spawn
+
 torch = pytest.importorskip("torch")
 
-import precast  # noqa: E402
 from precast._dispatch import namespace  # noqa: E402
 from tests.ops.tensors import ON_ROWS  # noqa: E402
 
@@ -111,14 +108,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "rank.py").write_text(textwrap.dedent(RANK))
-    package = str(Path(precast.__file__).resolve().parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "rank.py"]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = spawn.environ(PYTHONPATH=spawn.search_path(), OMP_NUM_THREADS=1)
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "rank.py")
+    spawn.python(*words, cwd=folder, env=env)
     return [json.loads((folder / f"found{rank}").read_text()) for rank in range(2)]
 
 

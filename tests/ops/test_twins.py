@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit import spawn
+
 torch = pytest.importorskip("torch")
 
-import precast  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._dispatch import namespace  # noqa: E402
 from precast.ops import _folders  # noqa: E402
@@ -28,16 +26,9 @@ Kept = dict[str, tuple[str, list[Any], list[Any]]]
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     """What every twin gave, from a process of its own: Triton reads the variable when it is imported."""
     path = tmp_path_factory.mktemp("twins") / "kept.pt"
-    package = str(Path(precast.__file__).resolve().parents[1])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "TRITON_INTERPRET": "1" if request.param == "cpu" else "0",
-        "TRITON_CACHE_DIR": str(path.parent / "cache"),
-    }
-    program = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "run_twins.py"), request.param, str(path)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpreted = {"TRITON_INTERPRET": int(request.param == "cpu"), "TRITON_CACHE_DIR": path.parent / "cache"}
+    env = spawn.environ(PYTHONPATH=spawn.search_path(), **interpreted)
+    spawn.python("-W", "ignore", Path(__file__).with_name("run_twins.py"), request.param, path, env=env, timeout=600)
     results: Kept = torch.load(path, weights_only=True)
     return results
 
@@ -154,10 +145,6 @@ def test_the_loader_registers_a_twin_where_nothing_else_can_be_had_and_says_so(r
 )
 def test_the_twins_compile_for_gpus_that_are_not_here(target: tuple[str, ...], tmp_path: Path) -> None:
     """The interpreter takes what the compiler refuses, such as an annotation that is no constant."""
-    root = Path(__file__).resolve().parents[2]
-    paths = [str(root), str(Path(precast.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_CACHE_DIR": str(tmp_path)}
-    program = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "compile_twins.py"), *target]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) > 30
+    env = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT), TRITON_CACHE_DIR=tmp_path)
+    program = Path(__file__).with_name("compile_twins.py")
+    assert int(spawn.python("-W", "ignore", program, *target, env=env, timeout=600).stdout) > 30

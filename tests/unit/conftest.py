@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.host import Nvrtc
-from tests import fetched
+from tests.kit import fetched
 
 
 @pytest.fixture(scope="session")

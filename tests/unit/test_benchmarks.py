@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+from tests.kit import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,9 +107,7 @@ def test_an_installation_without_prebuilt_files_is_refused(tmp_path: Path) -> No
 
 
 def test_an_unknown_benchmark_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks", "speed"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = spawn.python("-m", "benchmarks", "speed", cwd=ROOT, status=2)
     assert "no benchmark is called speed; there are start, call" in done.stderr
 
 
@@ -185,9 +183,7 @@ def test_a_pybind_peer_compiles(name: str) -> None:
     folders = [ROOT / "csrc", include, include / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include")]
     options = ["-std=c++20", "-fsyntax-only", "-DTORCH_EXTENSION_NAME=peer", "-DPRECAST_CPU_LEVEL=baseline"]
     source = ROOT / "benchmarks" / "peers" / name
-    command = ["g++", *options, *(f"-I{folder}" for folder in folders), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
+    spawn.run("g++", *options, *(f"-I{folder}" for folder in folders), source)  # fails if it does not compile
 
 
 @pytest.mark.torch

@@ -9,7 +9,7 @@ import pytest
 
 from precast._abi.host import Nvrtc
 from precast._builder import nvrtc
-from tests import fetched
+from tests.kit import fetched
 
 LABEL = "cu130"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests.kit import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("csrc/*.md")])

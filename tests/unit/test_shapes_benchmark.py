@@ -7,13 +7,13 @@ import importlib
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = (
@@ -165,9 +165,7 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
     files = [tmp_path / "1.json", tmp_path / "2.json"]
     for path, result in zip(files, (made_up("a", "forward", 1.0), made_up("b", "forward", 1.0)), strict=True):
         path.write_text(json.dumps({"cases": [result]}))
-    command = [sys.executable, "-m", "benchmarks.shapes", "--table", *map(str, files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "0 of 2 cases below 0.97" in done.stdout
+    assert "0 of 2 cases below 0.97" in spawn.python("-m", "benchmarks.shapes", "--table", *files, cwd=ROOT).stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from precast._version import __version__
-from tests.loopback import served
+from tests.kit.loopback import served
 from tools.verbs import index
 
 from .conftest import CHECKOUT, Run

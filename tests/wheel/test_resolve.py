@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback import served
-from tests.made_up import make_wheel
+from tests.kit.loopback import served
+from tests.kit.wheels import make_wheel
 from tools.verbs import index
 
 from .conftest import CHECKOUT

@@ -26,7 +26,7 @@ from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact, parse_torch_abi
 from precast._abi.version import Release
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 INFO = ex.build_info("sm_90 compute_90")
 

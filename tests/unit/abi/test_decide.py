@@ -28,7 +28,7 @@ from precast._abi.host import Builders, Host, Stale
 from precast._abi.settings import JitMode, Settings
 from precast._abi.version import Release
 from precast._version import __version__
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 CPU = Need(ex.FAMILY, "cpu")
 CUDA = Need(ex.FAMILY, "cuda")

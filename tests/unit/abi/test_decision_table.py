@@ -16,8 +16,8 @@ from precast._abi.version import Release
 from precast.errors import KernelUnavailable
 from precast.extension import Extension
 from precast.kernel_loader import KernelLoader
+from tests.kit import hosts as ex
 from tests.unit.abi import decision_table as table
-from tests.unit.abi import examples as ex
 
 CODE = {"SASS": "sm_90", "PTX": "compute_90", "none": "sm_75"}
 PAGE = "docs/reference/decision.md"

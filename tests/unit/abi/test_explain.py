@@ -4,7 +4,7 @@ from precast._abi.decide import decide
 from precast._abi.decision import Need, Reason, Rejection, all_rejections
 from precast._abi.explain import actions_for, environment, explain, rejection_lines, top_reason
 from precast._abi.settings import Settings
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 MACHINE = ex.host(gpu="7.0", build_with=ex.builders())
 INFO = ex.build_info("sm_75 sm_90 compute_90")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from precast._abi import remedy
 from precast._abi.host import Installer
 from precast._abi.settings import JitMode, Settings
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 AUTO, AOT = Settings(), Settings(jit=JitMode.AOT)
 UNKNOWN = ex.build_info("", label="", host_files=(), index_url=None)

@@ -29,7 +29,7 @@ from precast._abi.decision import (
 )
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 CUDA = Need(ex.FAMILY, "cuda")
 CPU = Need(ex.FAMILY, "cpu")

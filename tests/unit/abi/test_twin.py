@@ -13,7 +13,7 @@ from precast._abi.decision import Need, Reason, Refuse, needs_builders
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.twin import Twin
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 AUTO = Settings()
 CUDA, XPU, CPU = (Need(ex.FAMILY, device) for device in ("cuda", "xpu", "cpu"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ from precast._abi.version import CudaVersion, Release
 from precast._builder import aot, binaries, catalogue, commands, elf, headers, machine, matrix, provenance
 from precast._builder.cache import Cache
 from precast.errors import KernelError
+from tests.kit import spawn
 
 CU130 = Settings(label=Label("cu130"))
 FILE = HostFile(
@@ -257,8 +256,8 @@ def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:
     (tmp_path / provenance.FACTS_FILE).write_text(json.dumps({"commit": "abc1234", "dirty": False}))
     assert provenance.of(tmp_path) == provenance.Provenance("abc1234", False)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
+    spawn.run(*git, "init", "-q")
+    spawn.run(*git, "commit", "-q", "--allow-empty", "-m", "m")
     facts = provenance.of(tmp_path)
     assert facts.dirty and facts.commit is not None and len(facts.commit) == 40
     inside = tmp_path / "unpacked"
@@ -284,4 +283,4 @@ def test_other_build_plugins_find_what_they_append_to(checkout: Path) -> None:
         f"command = for_setup(Settings(), Path({str(checkout)!r}))['cmdclass']['build']; "
         "command.sub_commands.append(('x', None)); assert ('x', None) not in build.sub_commands"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    spawn.python("-c", code)  # fails if an assertion in it does

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import threading
 import time
 import zipfile
@@ -21,6 +20,7 @@ from precast._builder import catalogue, classic_headers, flags, host, matrix, to
 from precast._builder.cache import Cache
 from precast._builder.classic_headers import ROOTS, ClassicPins
 from precast.errors import KernelError, KernelUnavailable
+from tests.kit import spawn
 
 GCC = Compiler("/usr/bin/g++", "12.2.0", "g++")
 OLD, NEW = Exact(Release(2, 4), cxx11=False), Exact(Release(2, 9), cxx11=True)
@@ -214,8 +214,7 @@ int main() {
 def test_exceptions_are_counted_right_by_what_old_systems_have(checkout: Path, tmp_path: Path) -> None:
     """What at::parallel_for inlines asks gcc 11's libstdc++ for; manylinux_2_28 has CXXABI 1.3.11."""
     (tmp_path / "counted.cpp").write_text(_COUNTED)
-    program = tmp_path / "counted"
-    sources = [str(tmp_path / "counted.cpp"), str(checkout / "csrc/common/glibc_compat.cpp")]
-    subprocess.run(["g++", "-std=c++17", "-O2", "-o", str(program), *sources], check=True)
-    assert subprocess.run([program], check=False).returncode == 0
+    sources = (tmp_path / "counted.cpp", checkout / "csrc/common/glibc_compat.cpp")
+    program = spawn.program(tmp_path / "counted", "-O2", *sources)
+    spawn.run(program)
     assert b"CXXABI_1.3.3" in program.read_bytes() and b"CXXABI_1.3.13" not in program.read_bytes()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import platform
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from precast._builder import cpu_code, elf, x86
+from tests.kit import spawn
 
 pytestmark = [
     pytest.mark.compiler,
@@ -35,15 +35,8 @@ __attribute__((constructor)) TARGET static void start() { for (float& one : valu
 AVX512 = '-DTARGET=__attribute__((noinline,target("avx512f,prefer-vector-width=512")))'
 
 
-def build(folder: Path, source: str, *options: str) -> Path:
-    """Compile a shared library."""
-    (folder / "code.cpp").write_text(source)
-    subprocess.run(["g++", "-O3", "-fPIC", "-shared", *options, "code.cpp", "-o", "code.so"], cwd=folder, check=True)
-    return folder / "code.so"
-
-
-def use(library: Path) -> cpu_code.CpuUse:
-    data = library.read_bytes()
+def use(folder: Path, source: str, *options: str) -> cpu_code.CpuUse:
+    data = spawn.library(folder / "code.so", source, "-O3", *options).read_bytes()
     info = elf.read_shared_object(data)
     return cpu_code.read(data, info.machine, info.undefined)
 
@@ -60,16 +53,16 @@ def use(library: Path) -> cpu_code.CpuUse:
 def test_a_library_that_does_not_ask_needs_what_it_was_compiled_for(
     tmp_path: Path, options: tuple[str, ...], wanted: set[str]
 ) -> None:
-    found = use(build(tmp_path, LOOPS, *options))
+    found = use(tmp_path, LOOPS, *options)
     assert wanted <= set(found.required) and (wanted or not found.required) and not found.chosen
 
 
 def test_code_behind_a_question_is_chosen_and_code_that_runs_at_once_is_needed(tmp_path: Path) -> None:
-    asks = use(build(tmp_path, CHOSEN, AVX512, '-DASK=__builtin_cpu_supports("avx512f")'))
+    asks = use(tmp_path, CHOSEN, AVX512, '-DASK=__builtin_cpu_supports("avx512f")')
     assert "avx512f" in asks.chosen and not asks.required
-    never = use(build(tmp_path, CHOSEN, AVX512, "-DASK=n>9"))
+    never = use(tmp_path, CHOSEN, AVX512, "-DASK=n>9")
     assert "avx512f" in never.required and not never.chosen
-    at_load = use(build(tmp_path, CHOSEN + AT_LOAD, AVX512, '-DASK=__builtin_cpu_supports("avx512f")'))
+    at_load = use(tmp_path, CHOSEN + AT_LOAD, AVX512, '-DASK=__builtin_cpu_supports("avx512f")')
     assert "avx512f" in at_load.required
 
 
@@ -79,11 +72,9 @@ def test_every_instruction_has_the_length_that_objdump_gives(tmp_path: Path, opt
         LOOPS
         + '#include <regex>\nextern "C" bool found(const char* s) { return std::regex_match(s, std::regex("a+b")); }\n'
     )
-    library = build(tmp_path, source, *options)
+    library = spawn.library(tmp_path / "code.so", source, "-O3", *options)
     start, text = elf.read_sections(library.read_bytes(), (".text",))[".text"]
-    shown = subprocess.run(
-        ["objdump", "-d", "-j", ".text", "--no-show-raw-insn", str(library)], capture_output=True, text=True, check=True
-    ).stdout
+    shown = spawn.run("objdump", "-d", "-j", ".text", "--no-show-raw-insn", library).stdout
     places = [int(place, 16) - start for place in re.findall(r"^\s*([0-9a-f]+):", shown, re.MULTILINE)]
     code = bytes(text)
     assert len(places) > 3000

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from precast._builder import catalogue, descriptions
 from precast.errors import KernelError
+from tests.kit import spawn
 
 GOOD = """
 public = ["halve"]
@@ -96,5 +95,4 @@ try:
 except Exception as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install tomli" in done.stdout
+    assert "pip install tomli" in spawn.python("-c", code).stdout

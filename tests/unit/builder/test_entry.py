@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from precast._builder.entry import BuildKey, Meta, NotWhole, verify
-from tests import odd
+from tests.kit import odd
 
 KEY = BuildKey("family", {"schema": 1, "sources": {"a.cpp": "00"}})
 

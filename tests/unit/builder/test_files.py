@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import files
-from tests import odd
+from tests.kit import odd
 
 READERS: list[Callable[[Path, int], object]] = [files.read, files.digest]
 

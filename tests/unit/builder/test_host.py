@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from precast._builder import catalogue, elf, flags, host, sources, toolchain
 from precast._builder.cache import Artifact, Cache
 from precast._builder.catalogue import Family
 from precast.errors import BuildFailed
+from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -214,9 +214,7 @@ def test_a_library_that_asks_for_more_than_the_runtime_is_not_linked(
 def test_what_a_linked_file_must_and_must_not_have(
     tmp_path: Path, source: str, options: tuple[str, ...], torch: tuple[str, ...], said: str
 ) -> None:
-    path = tmp_path / "made.so"
-    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", *options, "-o", str(path)]
-    subprocess.run(command, input=source, text=True, check=True)
+    path = spawn.library(tmp_path / "made.so", source, *options)
     with pytest.raises(BuildFailed, match="came out wrong") as caught:
         host.verify_library(path.read_bytes(), platform.machine(), torch=torch)
     assert said in str(caught.value)

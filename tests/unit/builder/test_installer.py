@@ -12,7 +12,7 @@ import pytest
 from precast._abi import remedy
 from precast._abi.host import Installer
 from precast._builder import installer, trust
-from tests.made_up import make_wheel
+from tests.kit.wheels import make_wheel
 
 OWN = sys.executable
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import lock, trust
-from tests import odd
+from tests.kit import odd, spawn
 
 
 def test_a_second_process_waits_and_then_builds_as_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -39,13 +39,9 @@ def holding(path: Path) -> Iterator[subprocess.Popen[str]]:
     code = "import sys, time; from pathlib import Path; from precast._builder import lock\n"
     code += "with lock.exclusive(Path(sys.argv[1]), 'x') as turn:\n"
     code += "    turn.tell(Path('/the/log')); print('held', flush=True); time.sleep(60)"
-    command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+    with spawn.started(sys.executable, "-c", code, path) as child:
         assert child.stdout is not None and child.stdout.readline() == "held\n"
-        try:
-            yield child
-        finally:
-            child.kill()
+        yield child
 
 
 def test_who_gave_up_waiting_leaves_the_lock_and_its_note_alone(tmp_path: Path) -> None:

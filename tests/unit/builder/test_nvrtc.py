@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from precast._builder import device, nvrtc, nvrtc_child
 from precast._builder.cache import Cache
 from precast._builder.catalogue import Family
 from precast.errors import BuildFailed, KernelError
+from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -53,8 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
         if not made.exists():
             major, minor = version.split(".")[:2]
             macros = [f"-DMAJOR={major}", f"-DMINOR={minor}"]
-            command = [os.environ.get("CXX", "g++"), "-shared", "-fPIC", *macros, "-o", str(made), "fake.cpp"]
-            subprocess.run(command, check=True, cwd=folder)
+            spawn.library(made, folder / "fake.cpp", *macros)
         return made
 
     return make

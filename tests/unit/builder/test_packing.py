@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import lzma
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from precast._builder.binaries import Made
 from precast._builder.cache import Artifact, Cache
 from precast._builder.catalogue import Family
 from precast.errors import KernelError
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
+from tests.kit import spawn
 
 IMAGE = b"".join(hashlib.sha256(str(number).encode()).digest() * 3 for number in range(500))
 SASS, PTX = TargetKind.SASS, TargetKind.PTX
@@ -108,10 +108,9 @@ def test_the_name_of_a_file_stays_short_enough_for_a_file_system() -> None:
 def test_packing_again_gives_the_same_bytes_in_another_process() -> None:
     code = (
         "import sys\nfrom precast._abi.capability import TargetKind\nfrom precast._builder.packing import pack\n"
-        "print(pack([sys.stdin.buffer.read()], TargetKind.SASS).hex(), end='')"
+        "print(pack([bytes.fromhex(sys.stdin.read())], TargetKind.SASS).hex(), end='')"
     )
-    again = subprocess.run([sys.executable, "-c", code], input=IMAGE, capture_output=True, check=True).stdout
-    assert bytes.fromhex(again.decode()) == PACKED
+    assert bytes.fromhex(spawn.python("-c", code, stdin=IMAGE.hex()).stdout) == PACKED
 
 
 def test_the_bytes_begin_as_the_format_says() -> None:
@@ -149,7 +148,7 @@ def test_a_bomb_does_not_go_off() -> None:
     code = (
         "import resource, sys\n"
         "from precast._builder import packing\n"
-        "bomb = sys.stdin.buffer.read()\n"
+        "bomb = bytes.fromhex(sys.stdin.read())\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    packing.unpack(bomb, 1 << 20)\n"
         "except packing.NotPacked as error:\n    print(error)\n"
@@ -157,8 +156,7 @@ def test_a_bomb_does_not_go_off() -> None:
     )
     bomb = packing.pack([bytes(32 << 20)], SASS)
     assert len(bomb) < 6_000
-    done = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, check=True)
-    said, kib = done.stdout.decode().splitlines()
+    said, kib = spawn.python("-c", code, stdin=bomb.hex()).stdout.splitlines()
     assert said == "unpacks to more than the 1048576 bytes in the manifest"
     assert int(kib) < 16 << 10, "more than the dictionary and the image"
 
@@ -176,8 +174,7 @@ def test_a_python_without_lzma_says_so_to_whoever_asks(monkeypatch: pytest.Monke
 
 def test_reading_of_the_module_does_not_import_lzma() -> None:
     code = "import sys, precast._builder.packing, precast._load.loader; print({'lzma', '_lzma'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert spawn.python("-c", code).stdout == "set()\n"
 
 
 def images(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

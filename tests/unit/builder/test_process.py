@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from precast._builder import process
+from tests.kit import spawn
 
 PARENT = """
 import os, signal, sys
@@ -32,19 +32,11 @@ def test_the_status_and_what_was_said_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_the_child_ends_with_its_parent(tmp_path: Path, how: signal.Signals) -> None:
     log = tmp_path / "log"
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(log)], stderr=subprocess.DEVNULL) as parent:
-        child = int(wait_for(lambda: log.exists() and log.read_text()))
+    with spawn.started(sys.executable, "-c", PARENT, log, stderr=subprocess.DEVNULL) as parent:
+        child = int(spawn.wait_for(lambda: log.exists() and log.read_text()))
         parent.send_signal(how)
         parent.wait()
-    assert wait_for(lambda: not running(child))
-
-
-def wait_for(condition):
-    for _ in range(500):
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not happen within 10 s")
+    spawn.wait_for(lambda: not running(child))  # fails if it is never true
 
 
 def running(pid: int) -> bool:

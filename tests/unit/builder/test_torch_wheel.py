@@ -7,7 +7,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from precast._builder import torch_wheel
-from tests import loopback
+from tests.kit import loopback, spawn
 from tests.unit.builder.ranges import Server, make_wheel, serving
 
 WHEEL = "torch-2.15.0-cp312-cp312-manylinux_2_28_x86_64.whl"
@@ -185,13 +184,12 @@ def test_pip_is_asked_away_from_the_current_directory(tmp_path: Path, monkeypatc
     """``-m`` looks there first: a pip.py, or a json.py, of somebody else would be run."""
     (tmp_path / "pip.py").write_text("raise SystemExit('code of the current directory was run')")
     monkeypatch.chdir(tmp_path)
-    ran = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    ran = spawn.python("-m", "pip", "--version", status=None)
     assert "current directory was run" in ran.stderr, "the danger is real"
 
     def version_only(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
         again = [*command[: command.index("pip") + 1], "--version"]
-        done = subprocess.run(again, env=how["env"], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        spawn.run(*again, env=how["env"])
         return subprocess.CompletedProcess(command, int("install" in command), "", "enough")
 
     with pytest.raises(FileNotFoundError, match="enough"):

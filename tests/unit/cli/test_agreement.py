@@ -21,8 +21,8 @@ from precast._builder import catalogue, sources
 from precast._cli import doctor
 from precast._load import choose, gpus, probe, verdict
 from precast.errors import KernelError
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes
+from tests.kit import hosts as ex
 
 FAMILY = "rms_norm"
 CPU = ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=None, gpu="", build_with=ex.builders(None))

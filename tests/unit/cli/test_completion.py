@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.kit import spawn
 
 OFFERED = {
     "precast do": ["doctor"],
@@ -29,18 +30,10 @@ def test_bash_offers_what_may_follow(tmp_path: Path, checkout: Path) -> None:
         done
     """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = subprocess.run(
-        ["bash", "-c", f"{line}\n{ask}", "bash", *OFFERED],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = spawn.run("bash", "-c", f"{line}\n{ask}", "bash", *OFFERED, cwd=tmp_path, env=spawn.environ(PATH=path))
     assert [words.split() for words in done.stdout.splitlines()] == list(OFFERED.values()), done.stderr
 
 
 def test_without_a_shell_that_asks_argcomplete_is_not_imported() -> None:
     code = "import sys; sys.modules['argcomplete'] = None; from precast.__main__ import main; main(['list'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert spawn.python("-c", code).stderr == ""

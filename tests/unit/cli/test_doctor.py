@@ -21,8 +21,8 @@ from precast._builder.cache import BuildKey, Cache
 from precast._cli import deep, doctor
 from precast._load import gpus, probe
 from precast._version import __version__
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes
+from tests.kit import hosts as ex
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SCREEN = 12 + 12 + len(catalogue.FOLDERS) + 2  # the first problem, the machine, a line for each group, two empty ones

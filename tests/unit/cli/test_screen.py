@@ -21,8 +21,8 @@ from precast._cli import doctor, names, output, screen
 from precast._cli.problem import Problem
 from precast._load import cached, gpus, probe
 from precast._version import __version__
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes
+from tests.kit import hosts as ex
 
 PAGE = "docs/reference/doctor.md"
 GPU = Gpu(0, ComputeCapability(9, 0), "NVIDIA H200")

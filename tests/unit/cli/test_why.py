@@ -16,9 +16,9 @@ from precast._builder.cache import BuildKey, Cache
 from precast._builder.catalogue import FAMILIES
 from precast._load import cached, gpus, jit, probe
 from precast._load.source import Source
-from tests.unit.abi import examples as ex
+from tests.kit import fakes
+from tests.kit import hosts as ex
 from tests.unit.cli.conftest import Precast
-from tests.unit.load import fakes
 
 Pretend = Callable[[Host], None]
 

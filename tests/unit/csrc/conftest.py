@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from precast._builder import catalogue
+from tests.kit import spawn
 from tests.unit.csrc.emulated import Emulated
 from tests.unit.csrc.entry_points import entry_points
 
@@ -72,11 +72,6 @@ def for_emulator(source: str) -> str:
     return source
 
 
-def run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
-
-
 def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     families = [family for family in catalogue.FAMILIES if str(family.device).partition("/")[0] in folders]
@@ -107,9 +102,9 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
-        run([*common, *options, "-c", str(unit), "-o", objects[-1]])
+        spawn.run(*common, *options, "-c", unit, "-o", objects[-1])
     library = work / "emulated.so"
-    run(["g++", "-shared", *objects, "-o", str(library)])
+    spawn.run("g++", "-shared", *objects, "-o", library)
     return library
 
 

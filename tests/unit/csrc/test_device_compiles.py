@@ -17,7 +17,7 @@ import pytest
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
 from precast._builder import catalogue, device, elf, flags, nvrtc, nvrtc_child, sources
-from tests.fetched import LABELS
+from tests.kit.fetched import LABELS
 from tests.unit.csrc.entry_points import CSRC, EntryPoint, entry_points, list_name, read_list
 
 WITH_DEVICE = [family for family in catalogue.FAMILIES if family.device is not None]

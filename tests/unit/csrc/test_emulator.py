@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.csrc.conftest import HERE, run
+from tests.kit import spawn
+from tests.unit.csrc.conftest import HERE
 
 KERNELS = """
 #include "emulator.h"
@@ -49,10 +50,8 @@ extern "C" int launch(int which, int* out, char* said) {
 
 @pytest.mark.compiler
 def test_a_barrier_that_a_part_reaches_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "kernels.cpp").write_text(KERNELS)
-    flags = ["-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", f"-I{HERE}"]
-    run(["g++", *flags, str(tmp_path / "kernels.cpp"), "-o", str(tmp_path / "kernels.so")])
-    launch = ctypes.CDLL(str(tmp_path / "kernels.so")).launch
+    library = spawn.library(tmp_path / "kernels.so", KERNELS, "-std=c++17", "-O1", "-U_FORTIFY_SOURCE", f"-I{HERE}")
+    launch = ctypes.CDLL(str(library)).launch
     said = ctypes.create_string_buffer(200)
     once = [i % 64 + 1 + (i + 2) % 64 + 1 for i in range(-1, 63)]
     twice = [once[i - 1] + once[(i + 1) % 64] for i in range(64)]

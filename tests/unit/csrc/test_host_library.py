@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from precast._builder import catalogue, elf, flags, host
+from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -44,7 +44,7 @@ def compiled(source: Path, output: Path, *options: str) -> Path:
         str(source),
         "-o",
     ]
-    subprocess.run([*command, str(output)], check=True)
+    spawn.run(*command, output)
     return output
 
 
@@ -61,12 +61,12 @@ def library(objects: dict[str, Path], tmp_path: Path) -> Path:
     script, output = tmp_path / "exports.map", tmp_path / "all.so"
     script.write_text(host._EXPORTS)
     script_option = f"-Wl,--version-script={script}"
-    subprocess.run(["g++", "-shared", *map(str, objects.values()), script_option, "-o", str(output)], check=True)
+    spawn.run("g++", "-shared", *objects.values(), script_option, "-o", output)
     return output
 
 
 def symbols(path: Path, *options: str) -> str:
-    return subprocess.run(["nm", *options, str(path)], capture_output=True, text=True, check=True).stdout
+    return spawn.run("nm", *options, path).stdout
 
 
 def test_only_the_c_interface_is_exported(library: Path) -> None:
@@ -78,8 +78,7 @@ def test_only_the_c_interface_is_exported(library: Path) -> None:
 
 def test_nothing_of_ours_runs_at_load(objects: dict[str, Path]) -> None:
     for name, path in objects.items():
-        sections = subprocess.run(["readelf", "-SW", str(path)], capture_output=True, text=True, check=True)
-        assert ".init_array" not in sections.stdout, name
+        assert ".init_array" not in spawn.run("readelf", "-SW", path).stdout, name
 
 
 def test_symbol_versions(library: Path) -> None:
@@ -103,5 +102,5 @@ def test_the_stand_ins_keep_newer_symbols_out(tmp_path: Path) -> None:
     stand_ins = compiled(CSRC / "common/glibc_compat.cpp", tmp_path / "stand_ins.o")
     newer = {"__libc_single_threaded", "_ZSt28__throw_bad_array_new_lengthv"}
     library = tmp_path / "probe.so"
-    subprocess.run(["g++", "-shared", str(probe_object), str(stand_ins), "-o", str(library)], check=True)
+    spawn.run("g++", "-shared", probe_object, stand_ins, "-o", library)
     assert not any(name in symbols(library, "-D") for name in newer)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -44,12 +44,11 @@ out = {}
 
 def build(work: Path) -> Path:
     """The driver, and the launch protocol as it is shipped, in a folder."""
-    base = ["g++", "-std=c++17", "-fPIC", "-shared", "-O1", "-fvisibility=hidden", f"-I{CSRC}"]
+    options = ("-std=c++17", "-O1", "-fvisibility=hidden", f"-I{CSRC}")
     for soname in ("libcuda.so.1", "libtorch_cuda.so"):
-        command = [*base, f"-Wl,-soname,{soname}", str(HERE / "fake_driver.cpp"), "-o", str(work / soname)]
-        subprocess.run(command, check=True)
-    shipped = [str(CSRC / "common" / name) for name in ("api.cpp", "driver.cpp", "launch.cpp")]
-    subprocess.run([*base, str(HERE / "launch_probe.cpp"), *shipped, "-o", str(work / "probe.so")], check=True)
+        spawn.library(work / soname, HERE / "fake_driver.cpp", *options, f"-Wl,-soname,{soname}")
+    shipped = [CSRC / "common" / name for name in ("api.cpp", "driver.cpp", "launch.cpp")]
+    spawn.library(work / "probe.so", HERE / "launch_probe.cpp", *shipped, *options)
     return work
 
 
@@ -60,10 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scenario(folder: Path, code: str, *arguments: str) -> Any:
     """Runs code in a process of its own, as nothing that was loaded is ever unloaded; returns what it left in `out`."""
-    command = [sys.executable, "-c", f"{PRELUDE}{code}\nprint(json.dumps(out))", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(spawn.python("-c", f"{PRELUDE}{code}\nprint(json.dumps(out))", folder, *arguments).stdout)
 
 
 def test_the_first_launch_loads_and_later_ones_do_not(folder: Path) -> None:

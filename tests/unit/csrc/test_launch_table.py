@@ -7,11 +7,12 @@ where the figure is kept. ``--update-snapshots`` writes the page's table.
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+
+from tests.kit import spawn
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -164,13 +165,9 @@ def ranges(tmp_path_factory: pytest.TempPathFactory) -> list[Range]:
     """What the host code says, from programs around its own files; the linker drops what would launch."""
     found = []
     for family in FAMILIES:
-        program = tmp_path_factory.mktemp("table") / family
-        command = ["g++", "-std=c++17", "-O1", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"]
-        command += [f"-I{CSRC}", f"-DFAMILY_{family}", str(HERE / "launch_table.cpp")]
-        built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
-        assert built.returncode == 0, built.stderr
-        said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
-        for line in said.splitlines():
+        options = ("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", f"-I{CSRC}", f"-DFAMILY_{family}")
+        program = spawn.program(tmp_path_factory.mktemp("table") / family, *options, HERE / "launch_table.cpp")
+        for line in spawn.run(program).stdout.splitlines():
             case, op, unit, first, last, kernel, *rest = line.split("|")
             fewest, most, block, stages, *blocks = map(int, rest)
             found.append(

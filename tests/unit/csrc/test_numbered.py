@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.kit import spawn
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
@@ -14,8 +15,6 @@ PROBE = HERE / "numbered_probe.cpp"
 
 @pytest.mark.compiler
 def test_values_by_number_are_used_one_at_a_time_and_live_as_long_as_they_are_used(tmp_path: Path) -> None:
-    program = tmp_path / "probe"
-    options = ["-std=c++17", "-O1", "-pthread", f"-I{CSRC}"]
-    subprocess.run(["g++", *options, str(PROBE), "-o", str(program)], check=True)
-    line = subprocess.run([str(program)], check=False, timeout=60).returncode
+    program = spawn.program(tmp_path / "probe", "-pthread", f"-I{CSRC}", PROBE)
+    line = spawn.run(program, status=None).returncode
     assert line == 0, PROBE.read_text().splitlines()[line - 1]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -15,10 +16,9 @@ STATIC = 2 * 1024  # launch.h, kStaticSharedBytes
 
 
 def test_every_choice_can_be_launched_and_holds_the_row(tmp_path: Path) -> None:
-    program = tmp_path / "row_policy"
-    command = ["g++", "-std=c++17", "-O1", f"-I{CSRC}", str(HERE / "row_policy.cpp"), "-o", str(program)]
-    subprocess.run([*command, "-Wl,--unresolved-symbols=ignore-all"], check=True)
-    lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
+    source, left_open = HERE / "row_policy.cpp", "-Wl,--unresolved-symbols=ignore-all"
+    program = spawn.program(tmp_path / "row_policy", f"-I{CSRC}", source, left_open)
+    lines = spawn.run(program).stdout.splitlines()
     assert len(lines) > 5_000
     few, many = (tuple(map(int, line.split()[4:6])) for line in lines[:2])
     assert few == (480, 6), "32 rows of 151936: two blocks on a multiprocessor, so that all clusters find room"

@@ -13,6 +13,7 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._builder import catalogue, flags, toolchain
+from tests.kit import spawn
 
 NAMES = [level.name for level in flags.cpu_levels(platform.machine())]
 CPU_SOURCES = [source for family in catalogue.FAMILIES for source in family.cpu]
@@ -38,9 +39,7 @@ def compiled(
     compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ), machine)
     assert compiler is not None, looked_at
     command = [compiler.path, *flags.host_options("g++", debug=False), *options, "-c", str(checkout / "csrc" / source)]
-    return subprocess.run(
-        [*command, "-o", str(tmp_path / "unit.o")], capture_output=True, text=True, timeout=120, check=False
-    )
+    return spawn.run(*command, "-o", tmp_path / "unit.o", status=None)
 
 
 @pytest.mark.compiler
@@ -55,8 +54,7 @@ def test_a_level_shares_no_function_with_another(
     assert done.stderr == ""
 
     def symbols(*options: str) -> list[str]:
-        command = ["nm", "--demangle", *options, str(tmp_path / "unit.o")]
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        listing = spawn.run("nm", "--demangle", *options, tmp_path / "unit.o").stdout
         return [line.lstrip("0123456789abcdef ").split(maxsplit=1)[1] for line in listing.splitlines()]
 
     names = symbols("--extern-only", "--defined-only")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.kit import spawn
 
 pytest.importorskip("torch")
 
@@ -43,7 +43,6 @@ print(json.dumps([before, small, threads()]))
 
 
 def test_a_row_of_4096_wakes_no_pool() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    before, small, large = json.loads(done.stdout.splitlines()[-1])
+    before, small, large = json.loads(spawn.python("-c", CODE).stdout.splitlines()[-1])
     assert small == before
     assert large > small  # the pool starts its threads in its first region

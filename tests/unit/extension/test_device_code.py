@@ -20,7 +20,7 @@ from precast._cubin.images import Entry, Image, Usage
 from precast._load import gpus, probe
 from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
 from precast.extension import headers
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 from tests.unit.extension.test_cpp import build_ext
 
 Find = Callable[[str], Nvrtc]

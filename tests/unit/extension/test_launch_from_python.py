@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from precast._cubin.images import Entry, Image
 from precast._cubin.launch import Kernel
 from precast._cubin.tma import tensor_map
 from precast.errors import KernelError, KernelUnavailable
+from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -40,8 +40,7 @@ class Fake(Driver):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
-    source = Path(__file__).with_name("fake_libcuda.c")
-    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", source, "-o", path], check=True)
+    spawn.run("g++", "-x", "c", "-shared", "-fPIC", Path(__file__).with_name("fake_libcuda.c"), "-o", path)
     return path
 
 

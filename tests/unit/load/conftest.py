@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.load import fakes
+from tests.kit import fakes, spawn
 
 
 @pytest.fixture(scope="session")
 def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fakes.compile_library(fakes.HOST_LIBRARY, tmp_path_factory.mktemp("toy") / "toy.so")
+    return spawn.library(tmp_path_factory.mktemp("toy") / "toy.so", fakes.HOST_LIBRARY)
 
 
 @pytest.fixture(scope="session")
 def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fakes.compile_library(fakes.NVML, tmp_path_factory.mktemp("nvml") / "libnvml.so")
+    return spawn.library(tmp_path_factory.mktemp("nvml") / "libnvml.so", fakes.NVML)
 
 
 @pytest.fixture(scope="session")
 def fake_libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fakes.compile_library(fakes.LIBCUDA, tmp_path_factory.mktemp("cuda") / "libcuda.so")
+    return spawn.library(tmp_path_factory.mktemp("cuda") / "libcuda.so", fakes.LIBCUDA)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._load import probe, verdict
 from precast._load.choose import choose, choose_on
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes
+from tests.kit import hosts as ex
 
 CUDA = Need("rms_norm", "cuda")
 CPU = Need("rms_norm", "cpu")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit import spawn
 
 PKG = Path(__file__).resolve().parents[3] / "pkg"
 MODULE = """
@@ -73,8 +74,8 @@ def site(tmp_path: Path) -> Path:
 
 
 def child(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": f"{PKG}{os.pathsep}{site}", "PRECAST_CACHE_DIR": str(site / "cache")}
-    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+    env = spawn.environ(PYTHONPATH=f"{PKG}{os.pathsep}{site}", PRECAST_CACHE_DIR=site / "cache")
+    return spawn.python(*command, env=env, status=None)
 
 
 def test_an_installed_package_serves_a_loader_of_ours(site: Path) -> None:

@@ -25,7 +25,7 @@ from precast._load.choose import choose_on
 from precast._load.source import Source
 from precast.errors import KernelError
 from precast.kernel_loader import CPUAdamLoader, RMSNormLoader
-from tests.unit.abi import examples as ex
+from tests.kit import hosts as ex
 
 Snapshot = Callable[[str, str], None]
 AUTO = Settings()

@@ -9,7 +9,7 @@ import pytest
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._load.library import CannotOpen, HostLibrary
 from precast.errors import KernelError, KernelIncompatible
-from tests.unit.load import fakes
+from tests.kit import spawn
 
 
 @pytest.fixture
@@ -54,6 +54,6 @@ def test_what_the_linker_refuses_or_is_no_library_of_ours_cannot_be_opened(tmp_p
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(CannotOpen, match=r"text\.so"):
         HostLibrary(tmp_path / "text.so")
-    other = fakes.compile_library('extern "C" int something() { return 1; }', tmp_path / "other.so")
+    other = spawn.library(tmp_path / "other.so", 'extern "C" int something() { return 1; }')
     with pytest.raises(CannotOpen, match="precast_build_id"):
         HostLibrary(other)

@@ -17,8 +17,8 @@ from precast._abi.settings import Settings
 from precast._load import handover, jit, loader, prebuilt, probe
 from precast._load.source import Source
 from precast.errors import JitDisabled, KernelIncompatible, KernelUnavailable
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes, spawn
+from tests.kit import hosts as ex
 
 pytestmark = pytest.mark.compiler
 
@@ -108,7 +108,7 @@ def test_a_library_that_does_not_open_is_named_and_the_decision_made_once_more(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    foreign = fakes.compile_library("extern int missing(); int use() { return missing(); }", tmp_path / "foreign.so")
+    foreign = spawn.library(tmp_path / "foreign.so", "extern int missing(); int use() { return missing(); }")
     fakes.write_installation(c_dir, foreign)
     on_host(monkeypatch, ex.host())
     reasons: list[str] = []
@@ -146,14 +146,14 @@ def test_a_torch_without_a_function_is_bound_by_an_adapter_that_is_built(
         built.append(f"{piece.abi}: {why}")
         return Source("cache" if built[1:] else "jit", adapter, str(piece.abi))
 
-    adapter = fakes.compile_library(ADAPTER, tmp_path / "adapter.so")
+    adapter = spawn.library(tmp_path / "adapter.so", ADAPTER)
     monkeypatch.setattr(jit, "build_adapter", build_adapter)
     loaded = loader.ensure("cpu_adam", "cpu")
     assert loaded.host.kind == "prebuilt" and loaded.torch == Source("jit", adapter, f"torch-2.13-cxx1-git{'a' * 40}")
     why = "libtorch_cpu.so needs the functions of torch 2.10; found libtorch_cpu.so lacks torch_list_size"
     assert built == [f"torch-2.13-cxx1-git{'a' * 40}: {why}"]
     # an adapter built here that does not open is an error, not a reason to build again
-    broken = fakes.compile_library("int nothing;", tmp_path / "broken.so")
+    broken = spawn.library(tmp_path / "broken.so", "int nothing;")
     monkeypatch.setattr(jit, "build_adapter", lambda *_: Source("jit", broken, ""))
     monkeypatch.setattr(loader, "_state", loader._State())
     with pytest.raises(KernelIncompatible, match="undefined symbol: precast_torch_table"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kit import spawn
 
 TELL = """
 from precast._load import messages
@@ -17,7 +17,7 @@ messages.log.warning("%s is not used", "a file")
 
 
 def said(code: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = spawn.python("-c", code)
     assert done.stdout == ""
     return done.stderr.splitlines()
 
@@ -69,5 +69,5 @@ def test_a_name_that_is_no_text_is_escaped_and_no_message_is_lost(application: s
 @pytest.mark.parametrize("stream", ["None", "open('/dev/full', 'w')", "type('X', (), {'write': lambda *_: 1 / 0})()"])
 def test_a_standard_error_that_takes_nothing_ends_no_build(stream: str) -> None:
     code = f"import sys; sys.stderr = {stream}{TELL}sys.stderr = None"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = spawn.python("-c", code, status=None)
     assert (done.returncode == 0) == ("1 / 0" not in stream), "only what a stream may raise is expected"

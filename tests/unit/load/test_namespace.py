@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests.kit import forked
 
 pytestmark = pytest.mark.torch
 

@@ -21,9 +21,8 @@ from precast._builder import packing
 from precast._load import prebuilt, verdict
 from precast._version import __version__
 from precast.errors import KernelIncompatible
-from tests import odd
-from tests.unit.abi import examples as ex
-from tests.unit.load import fakes
+from tests.kit import fakes, odd
+from tests.kit import hosts as ex
 
 
 def flip(path: Path, at: int) -> None:

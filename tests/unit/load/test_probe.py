@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import precast
 from precast._abi.settings import Settings
 from precast._load import gpus, probe
+from tests.kit import spawn
 
 
 def test_the_facts_that_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,21 +41,13 @@ versions = re.findall(rb"GLIBCXX_([0-9.]+)(?=[^0-9.])", pathlib.Path(path).read_
 assert host.glibcxx == max((v.decode() for v in versions), key=lambda v: [int(part) for part in v.split(".")])
 assert not torch.cuda.is_initialized()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    spawn.python("-c", code)  # fails if an assertion in it does
 
 
 def test_without_a_mapped_libstdcxx_its_level_is_unknown() -> None:
     code = "from precast._load import probe; assert probe._glibcxx() is None"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],  # nothing that site-packages start by themselves
-        env={**os.environ, "PYTHONPATH": str(Path(precast.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    # -S: nothing that site-packages start by themselves. It fails if the assertion does.
+    spawn.python("-S", "-c", code, env=spawn.environ(PYTHONPATH=spawn.search_path()))
 
 
 def test_another_c_library_has_no_glibc_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,5 +151,4 @@ def test_torchs_folder_is_found_without_importing_it(tmp_path: Path) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('torch was imported')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     code += "from precast._load import probe; print(probe.torch_lib_dir())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == str(tmp_path / "torch" / "lib"), done.stderr
+    assert spawn.python("-c", code).stdout.strip() == str(tmp_path / "torch" / "lib")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from precast._abi.settings import JitMode
 from precast._load import probe
 from precast._load.system import require_linux, require_main_interpreter
 from precast.errors import KernelError, KernelUnavailable
+from tests.kit import spawn
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin", "freebsd14"])
@@ -80,9 +80,7 @@ except SystemExit as done:
 def test_another_system_imports_the_package_and_is_told_the_rest_in_one_sentence(
     name: str, platform: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-W", "error", "-c", PRETEND, name, platform]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = spawn.python("-W", "error", "-c", PRETEND, name, platform, cwd=tmp_path)
     sentence = f"precast has kernels for Linux only, and this is '{platform}'; nothing was loaded"
     of_verbs = sentence.replace(platform, name)
     first, second, third, environment, blank, doctor, *rest = done.stdout.splitlines()

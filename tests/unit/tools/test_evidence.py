@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from precast._builder import matrix
-from tests.made_up import make_wheel
+from tests.kit.wheels import make_wheel
 from tools.shared import evidence, plan_summary, served
 from tools.shared.cells import expand
 from tools.shared.evidence import EvidenceError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.made_up import make_sdist, make_wheel
+from tests.kit.wheels import make_sdist, make_wheel
 from tools import __main__ as tools_main
 from tools.verbs import index
 

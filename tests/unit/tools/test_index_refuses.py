@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_up import make_sdist, make_wheel
+from tests.kit.wheels import make_sdist, make_wheel
 from tools.shared import dists, wheelhouse
 
 from .test_index import content, files, house, run

@@ -7,8 +7,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,7 +14,8 @@ import pytest
 
 from precast._abi.capability import ComputeCapability
 from precast._builder import matrix
-from tests.made_up import make_wheel
+from tests.kit import spawn
+from tests.kit.wheels import make_wheel
 from tools.verbs import nvrtc, tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,18 +84,8 @@ def changed(tmp_path: Path) -> Changed:
 
 def said(tree: Path, *arguments: str, **settings: str) -> str:
     """What a program of the copy prints."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRECAST_")}
-    environment = {**kept, "PYTHONPATH": f"{tree / 'pkg'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1", **settings}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=tree,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    ours = {"PYTHONPATH": f"{tree / 'pkg'}:{tree}", "PYTHONDONTWRITEBYTECODE": 1, **settings}
+    done = spawn.python(*arguments, cwd=tree, env=spawn.environ("PRECAST_", **ours))
     return done.stdout
 
 
@@ -203,14 +192,13 @@ def test_a_cpu_level_is_two_files(changed: Changed, tmp_path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or "clang++"
     common = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
     unit = [*options.split(), "-O1", "-c", str(tree / "csrc" / "rotary" / "cpu.cpp"), "-o", str(tmp_path / "unit.o")]
-    subprocess.run([*common, *unit], check=True, timeout=120)
-    names = subprocess.run(["nm", "--demangle", str(tmp_path / "unit.o")], capture_output=True, text=True, check=True)
-    assert "precast::rotary::avx10::rotate_heads" in names.stdout
+    spawn.run(*common, *unit)
+    assert "precast::rotary::avx10::rotate_heads" in spawn.run("nm", "--demangle", tmp_path / "unit.o").stdout
 
     (tmp_path / "user.cpp").write_text(USER)
     sources = [str(tmp_path / "user.cpp"), str(tree / "csrc" / "common" / "cpu_level.cpp")]
     library = tmp_path / "levels.so"
-    subprocess.run([*common, f"-I{tree / 'csrc'}", "-shared", *sources, "-o", str(library)], check=True, timeout=120)
+    spawn.run(*common, f"-I{tree / 'csrc'}", "-shared", *sources, "-o", library)
     loaded = ctypes.CDLL(str(library))
     loaded.chosen.restype = ctypes.c_char_p
     has_it = "avx512_vnni" in Path("/proc/cpuinfo").read_text() and "avx512dq" in Path("/proc/cpuinfo").read_text()

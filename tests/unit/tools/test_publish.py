@@ -7,8 +7,6 @@ import hashlib
 import http.server
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from precast._builder import metadata
 from precast._version import __version__
+from tests.kit import spawn
 from tools import __main__ as tools_main
 from tools.shared import published, versions, wheelhouse
 from tools.verbs import publish as publish_verb
@@ -181,8 +180,7 @@ def test_the_way_out_needs_python_alone(finished: Path, gh: Path, checkout: Path
         lent = "import sys; sys.path.insert(0, 'pkg'); import tools.__main__ as tools; "
         lent += "from precast._builder import metadata; "
         lent += "metadata.require_addresses = lambda root: None; sys.exit(tools.main(sys.argv[1:]))"
-        command = [sys.executable, "-S", "-c", lent, "publish", *arguments, "--tag", TAG]
-        subprocess.run(command, cwd=checkout, check=True)
+        spawn.python("-S", "-c", lent, "publish", *arguments, "--tag", TAG, cwd=checkout)
     assert json.loads(gh.read_text()) == [{"tagName": TAG, "isDraft": False}]
 
 

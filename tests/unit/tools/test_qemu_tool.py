@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.abi.examples import build_info, host_file
+from tests.kit.hosts import build_info, host_file
 from tools.shared import arm_root, kernel_results
 from tools.verbs import qemu
 

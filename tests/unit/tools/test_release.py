@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from precast._builder import matrix
 from precast.errors import KernelError
+from tests.kit import spawn
 from tools.shared import schedule, wheelhouse
 from tools.shared.cells import Plan, expand
 from tools.shared.schedule import Outcome, Runner, Step
@@ -164,16 +164,9 @@ def test_an_interrupted_release_ends_what_it_started(project: Path) -> None:
         "runner = schedule.Runner(root, root.parent / 'logs', os.environ)\n"
         "schedule.run_all([step], runner, 1, lambda _: None, lambda _: None)\n"
     )
-    checkout = Path(__file__).resolve().parents[3]
-    env = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'pkg'}"}
-    whole = subprocess.Popen([sys.executable, "-c", code, project, said], env=env, stderr=subprocess.DEVNULL)
-    while not (said.exists() and said.read_text()):
-        time.sleep(0.02)
-    whole.send_signal(signal.SIGINT)
-    assert whole.wait(timeout=30) != 0
-    child = int(said.read_text())
-    for _ in range(500):
-        if not Path(f"/proc/{child}").exists():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"process {child} still runs")
+    env = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT))
+    with spawn.started(sys.executable, "-c", code, project, said, env=env, stderr=subprocess.DEVNULL) as whole:
+        child = int(spawn.wait_for(lambda: said.exists() and said.read_text()))
+        whole.send_signal(signal.SIGINT)
+        assert whole.wait(timeout=30) != 0
+    spawn.wait_for(lambda: not Path(f"/proc/{child}").exists())

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import shutil
 import struct
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,15 +113,6 @@ extern "C" int cuDriverGetVersion(int* out) { *out = atoi(getenv("DRIVER")); ret
 """
 
 
-def compile_library(source: str, path: Path) -> Path:
-    """Compiles one C++ text into a shared library."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    assert compiler is not None
-    command = [compiler, "-shared", "-fPIC", "-fvisibility=default", "-x", "c++", "-", "-o", str(path)]
-    subprocess.run(command, input=source, text=True, check=True)
-    return path
-
-
 def cubin(number: int, size: int = 512) -> bytes:
     """A well-formed ELF header of a cubin in the CUDA 13 layout, one empty section, and padding."""
     ident = b"\x7fELF\x02\x01\x01" + bytes((65, 8)) + bytes(7)
@@ -138,7 +127,7 @@ def ptx(number: int) -> bytes:
 @functools.cache
 def sources_digest() -> str:
     """The digest of the checkout's sources, of which the installations of the tests have copies."""
-    return sources.source_digest(Path(__file__).resolve().parents[3] / "csrc")
+    return sources.source_digest(Path(__file__).resolve().parents[2] / "csrc")
 
 
 def device_file(folder: Path, family: str, images: dict[GpuTarget, bytes], nvrtc: str) -> list[DeviceFile]:

@@ -28,7 +28,7 @@ from typing import Any
 
 # Variables that nothing reads before the code runs. There is a server for each set of the others.
 LATE = ("PRECAST_", "XDG_", "HOME", "TMPDIR", "PATH", "PYTHONPATH", "MAX_JOBS", "CXX", "TORCH_CUDA_ARCH_LIST")
-LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_HOME", "GPUS", "DRIVER")  # the last two: of tests/unit/load/fakes.py
+LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_HOME", "GPUS", "DRIVER")  # the last two: of fakes.py
 MOST_SERVERS = 3  # each has the memory of torch
 _servers: dict[str, Server | None] = {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from precast._abi.host import Nvrtc
 from precast._builder import matrix, nvrtc
 
-MATRIX = matrix.load(Path(__file__).parents[1] / "matrix.toml")
+MATRIX = matrix.load(Path(__file__).parents[2] / "matrix.toml")
 LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
 
 
