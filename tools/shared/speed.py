@@ -54,7 +54,7 @@ def sentence(results: Json) -> str:
 
 def _times(results: Json, op: str) -> float:
     (samples,) = (one["samples_ms"] for one in results["cases"] if one["op"] == op)
-    return statistics.median(samples[_TORCH]) / statistics.median(samples[_OURS])
+    return float(statistics.median(samples[_TORCH]) / statistics.median(samples[_OURS]))
 
 
 def _share(results: Json, rate: float, op: str, shape: tuple[int, ...]) -> float:

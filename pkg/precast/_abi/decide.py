@@ -110,7 +110,7 @@ def _only_what_matters(
 ) -> tuple[Rejection, ...]:
     """What is missing, each thing once: a piece that is available needs no fix, and two may lack the same compiler.
 
-    If one of the two cannot be had, no build helps, so nobody need look for builders.
+    If one of the two is missing, no build helps, so builders are not searched.
     """
     missing = [pick.rejections for pick in (library, binding) if pick.chosen is None]
     hopeless = [rejections for rejections in missing if not any(map(asks_for_builders, rejections))]

@@ -108,7 +108,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.filename
     parts = name.rstrip("/").split("/")
     if name != member.orig_filename or "\\" in name or any(part in {"", ".", ".."} for part in parts):
-        raise BadArchive(f"the member {member.orig_filename[:80]!r} does not lie plainly below the archive")
+        raise BadArchive(f"the member {member.orig_filename[:80]!r} is not a plain path inside the archive")
     if len(name) > _NAME_CHARACTERS or len(parts) > _NAME_FOLDERS:
         raise BadArchive(f"the name {name[:80]!r}... has {len(name)} characters in {len(parts)} folders")
     if stat.S_IFMT(member.external_attr >> 16) not in {0, stat.S_IFREG, stat.S_IFDIR}:

@@ -141,7 +141,7 @@ def _parse_item(entry: Any) -> Item:
         if not isinstance(value, kind) and not (kind is float and type(value) is int):
             raise ValueError(f"{field} is {value!r}")
     if not _NAME.fullmatch(entry["name"]) or not _FILE.fullmatch(entry["payload"]) or "/" in entry["payload"]:
-        raise ValueError(f"{entry['name']!r} and {entry['payload']!r} are no names of an entry and its file")
+        raise ValueError(f"{entry['name']!r} and {entry['payload']!r} do not name an entry and its file")
     if entry["payload"] in {"meta.json", "build.log"} or not 0 <= entry["bytes"] <= _PAYLOAD_BYTES:
         raise ValueError(f"{entry['payload']!r} of {entry['bytes']} bytes cannot be what was built")
     if not 0 <= entry["seconds"] < 1e9:  # also refuses NaN

@@ -75,7 +75,7 @@ def for_extensions() -> Path:
             return place / "include"
         found = f"{place}, {'without headers' if release is None else f'torch {release}'}"
     raise KernelError(
-        f"there are no headers of torch's stable ABI to build an extension with\n"
+        f"the headers of the stable ABI of torch are missing\n"
         f"  found   {found}, and a precast that brings none: it was not installed from a release\n"
         f"  needed  the headers of torch {STABLE_FLOOR} or newer; those before {LEAK_FIXED} leak string arguments\n"
         f"  fix     1) pip install 'torch>={LEAK_FIXED}'\n"
@@ -245,7 +245,7 @@ def write(dest: Path, files: Mapping[str, bytes]) -> None:
 
 def _unavailable(pins: Pins, found: str) -> KernelError:
     return KernelError(
-        f"the headers of torch's stable ABI, which a release and an sdist carry, cannot be had\n"
+        f"the headers of the stable ABI of torch are missing; releases and sdists have them\n"
         f"  found   {found}\n"
         f"  needed  the {len(pins.headers)} headers of torch {pins.torch} that headers.json names\n"
         f"  fix     1) run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)\n"

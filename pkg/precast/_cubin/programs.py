@@ -174,7 +174,7 @@ def _assert_sources(programs: Programs) -> None:
     strange = sorted(set(programs.instances) - set(names))
     if strange or len(set(names)) != len(names):
         raise KernelUnavailable(
-            f"{programs.name} cannot be built: the names of its sources do not do\n"
+            f"{programs.name} cannot be built: its sources or instances are not valid\n"
             f"  found   sources {', '.join(names)}; instances of {', '.join(strange) or 'these'}\n"
-            f"  needed  file names that differ, and instances of sources that there are"
+            f"  needed  different file names, and instances of existing sources"
         )

@@ -28,7 +28,7 @@ _OURS = (StableExtension, DeviceExtension)
 class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
     """``cmdclass={"build_ext": BuildExtension}``: setuptools' command, which also writes manifest, guards and tag.
 
-    It is based on torch's command if an extension is built for one torch, such as a CUDAExtension. A wheel for every
+    It extends the command of torch if an extension is built for one torch, such as a CUDAExtension. A wheel for every
     torch needs no torch to build, and does not import it.
     """
 
@@ -51,7 +51,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     @classmethod
     def with_options(cls, **options: Any) -> type[BuildExtension]:
-        """The command with options for torch's command, such as ``no_python_abi_suffix=True`` and ``use_ninja=False``.
+        """The command with options for that of torch, such as ``no_python_abi_suffix=True`` and ``use_ninja=False``.
 
         They have no effect on a StableExtension or a DeviceExtension.
         """

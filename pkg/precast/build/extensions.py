@@ -19,11 +19,11 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)  # a module of a 
 
 
 class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no types
-    """C++ on torch's stable ABI: one library for every torch from ``floor`` on and for every Python.
+    """C++ on the stable ABI of torch: one library for every torch from ``floor`` on and for every Python.
 
     A released precast ships the headers for it, so the build needs no torch. Any other precast uses the headers of the
-    installed torch. The code must not use Python's C API or torch's classic C++ (at:: or c10::). It registers its ops
-    with STABLE_TORCH_LIBRARY.
+    installed torch. The code must not use the C API of Python or the classic C++ of torch (at:: or c10::). It registers
+    its ops with STABLE_TORCH_LIBRARY.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DeviceExtension(Extension):  # type: ignore[misc]
 def ext_modules(*extensions: Any) -> list[Extension]:
     """Return the extensions to compile, for ``setup(ext_modules=...)``; nested lists are flattened.
 
-    Each argument is a setuptools extension (torch's CUDAExtension and CppExtension and ours are such), or a class or
+    Each argument is a setuptools extension (also a CUDAExtension or CppExtension of torch), or a class or
     object with ``build_aot()``, as in precast.extension. Each must be a module of a package, which holds its manifest.
     """
     known: list[Extension] = []

@@ -49,7 +49,7 @@ def host_file(
         raise KernelError(
             f"{name} has a C++ runtime of its own\n"
             f"  found   {', '.join(sorted(bindings.OF_A_RUNTIME & info.exported))}: libstdc++ is linked statically\n"
-            f"  needed  the runtime that torch has, libstdc++.so.6: with two, a failed check of torch's is a crash\n"
+            f"  needed  the runtime that torch has, libstdc++.so.6: with two, a failed check of torch crashes\n"
             f"  fix     1) CC=gcc CXX=g++ pip install --no-build-isolation ."
             f"  # without -static-libstdc++, and with a compiler that has a libstdc++.so next to its libstdc++.a"
         )

@@ -31,7 +31,7 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
 
 
 def ldflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
-    """The link options, after the objects: the library must name torch's libraries, whichever process opens it."""
+    """The link options, after the objects: the library must name the libraries of torch."""
     names = ("torch", "torch_cpu", "c10") if classic else ("torch_cpu",)
     libraries = (f"-l{name}" for name in names)
     searched = (f"-L{_torch_libraries()}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", "-ldl")

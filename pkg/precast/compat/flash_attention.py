@@ -41,7 +41,7 @@ class AttentionExtension(Extension):
         if not backends.has_package(self.package):
             name = self.package.replace("_", "-")
             raise KernelUnavailable(
-                f"{self.name} cannot be had here\n  found   no package {self.package}\n"
+                f"{self.name} is not available here\n  found   no package {self.package}\n"
                 f"  needed  {name}\n  fix     1) pip install {name}"
             )
 
@@ -185,7 +185,7 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
         ) -> Tensor:
             """Scaled dot-product attention; an explicit mask must include the causal part and the padding."""
             if cu_seqlens_q is not None and attention_mask is None:
-                raise ValueError("rows of unlike length need an attention_mask here: cu_seqlens_q says too little")
+                raise ValueError("rows of different lengths need an attention_mask; cu_seqlens_q is not enough")
             causal = is_causal and attention_mask is None
             y: Tensor = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=attention_mask, dropout_p=dropout_p, is_causal=causal, scale=scale

@@ -228,7 +228,7 @@ def _attention(find: Find) -> Callable[..., None]:
 
 
 def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name to keep
-    """Convert to or from float8_e5m2, stored as uint8, with torch's cast."""
+    """Convert to or from float8_e5m2, stored as uint8, with the cast of torch."""
     import torch
 
     bytes_of = [tensor.dtype == torch.uint8 for tensor in (input, output)]

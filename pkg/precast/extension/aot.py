@@ -40,7 +40,7 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
 
 
 def link_extension(name: str, objects: Sequence[str], **options: Any) -> SetuptoolsExtension:
-    """A ``setuptools.Extension`` of existing objects, which ``build_ext``, also torch's, only has to link.
+    """A ``setuptools.Extension`` of existing objects, which ``build_ext`` only has to link, also that of torch.
 
     Torch's ``build_ext`` requires a source, so there is an empty one in the build folder of the setup.py. The define
     tells ``precast.build`` that the objects use nothing of torch beyond its stable ABI.

@@ -48,7 +48,7 @@ class CppExtension(Places, Extension):
 
     @abstractmethod
     def include_dirs(self) -> list[str]:
-        """The folders to search for headers, in addition to torch's own."""
+        """The folders to search for headers, in addition to those of torch."""
 
     @abstractmethod
     def cxx_flags(self) -> list[str]:

@@ -150,7 +150,7 @@ def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey
 
 
 def arch_list(settings: Settings) -> str:
-    """The targets in torch's notation: those that were configured, else those of the visible GPUs."""
+    """The targets in the notation of torch: those that were configured, else those of the visible GPUs."""
     if settings.arch_list is not None:
         return settings.arch_list
     gpus = probe.probe_host(settings, gpus=True).gpus

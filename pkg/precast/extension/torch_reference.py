@@ -40,7 +40,7 @@ class TorchExtension(Extension):
         host = probe.probe_host(probe.read_settings(), gpus=False)
         if host.torch is None:
             raise KernelUnavailable(
-                f"{self.name} cannot be had here\n  found   {host.torch_error or 'no torch'}\n"
+                f"{self.name} is not available here\n  found   {host.torch_error or 'no torch'}\n"
                 f"  needed  an importable torch\n  fix     1) pip install torch"
             )
 

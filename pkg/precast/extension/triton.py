@@ -51,5 +51,5 @@ class TritonExtension(Extension):
 
     def _refusal(self, found: str, needed: str, fix: str) -> KernelUnavailable:
         return KernelUnavailable(
-            f"{self.name} cannot be had here\n  found   {found}\n  needed  {needed}\n  fix     1) {fix}"
+            f"{self.name} is not available here\n  found   {found}\n  needed  {needed}\n  fix     1) {fix}"
         )

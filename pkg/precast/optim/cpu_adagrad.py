@@ -19,7 +19,7 @@ __all__ = ["CPUAdagrad"]
 class CPUAdagrad(CPUOptimizer):
     """``torch.optim.Adagrad`` for parameters in CPU memory, one pass over memory for each step.
 
-    ``state_dict`` has torch's entries, so each class loads the state of the other. A sparse gradient, such as that of
+    ``state_dict`` has the entries of torch, so each class loads the state of the other. A sparse gradient, as of
     ``torch.nn.Embedding(sparse=True)``, updates only the rows that it has, and needs ``weight_decay=0``.
 
     Args:

@@ -27,7 +27,7 @@ class CPUAdam(CPUOptimizer):
         optimizer.step(grads=[p.grad for p in model.parameters()], copies=list(model.parameters()))
 
     ``state_dict`` has the entries of ``torch.optim.AdamW``, so each class loads the state of the other. ``GradScaler``
-    needs no extra pass: its step unscales the gradients in place, as torch's fused one does.
+    needs no extra pass: its step unscales the gradients in place, as the fused step of torch does.
 
     Args:
         params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.

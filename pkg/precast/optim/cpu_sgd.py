@@ -19,7 +19,7 @@ __all__ = ["CPUSGD"]
 class CPUSGD(CPUOptimizer):
     """``torch.optim.SGD`` for parameters in CPU memory, one pass over memory for each step.
 
-    ``state_dict`` has torch's entries, so each class loads the state of the other.
+    ``state_dict`` has the entries of torch, so each class loads the state of the other.
 
     Args:
         params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.

@@ -19,7 +19,7 @@ class FusedAdam(FusedOptimizer):
 
     Colossal-AI, apex and DeepSpeed have AdamW as the default of this name: ``precast.optim.compat.FusedAdam``.
     The arithmetic is in float32 for every dtype. Every step can be captured in a CUDA graph. ``GradScaler``
-    needs no extra pass and no synchronization: the step unscales the gradients in place, as torch's does. A step that
+    needs no extra pass and no synchronization: the step unscales the gradients in place, as in torch. A step that
     overflowed is skipped, not counted, and leaves them. ``state_dict`` has the entries of ``torch.optim.Adam`` and
     ``AdamW``, so each class loads the state of the others.
 
