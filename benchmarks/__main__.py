@@ -25,6 +25,7 @@ NAMES = (
     "cpu_adam",
     "cpu_optim",
     "cpu_rows",
+    "cpu_serving",
     "device_jit",
     "norm",
     "layer_norm",

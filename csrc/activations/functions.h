@@ -31,11 +31,4 @@ PRECAST_INLINE Floats where_negative(Floats a, Floats yes, Floats no) {
 // The nearest number within [-limit, limit]. NaN stays NaN.
 PRECAST_INLINE Floats bounded(Floats a, float limit) { return greater(lesser(a, broadcast(limit)), broadcast(-limit)); }
 
-// `yes` where a < b, else `no`; so NaN takes `no`.
-PRECAST_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
-#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), yes.part[i], no.part[i])
-  return {{PRECAST_PARTS(PRECAST_PART)}};
-#undef PRECAST_PART
-}
-
 }  // namespace precast::PRECAST_CPU_LEVEL

@@ -55,6 +55,13 @@
 #define PRECAST_METHOD inline PRECAST_EVERYWHERE
 #define PRECAST_RARE static __attribute__((noinline, unused))
 
+// Before a loop of a constant number of turns: unrolled, so that the vectors it indexes stay in registers.
+#if defined(PRECAST_SMALL)
+#define PRECAST_UNROLLED
+#else
+#define PRECAST_UNROLLED _Pragma("GCC unroll 16")
+#endif
+
 #if PRECAST_SVE_BITS
 #include "simd_sve.h"
 #else
@@ -134,6 +141,13 @@ PRECAST_INLINE Floats lesser(Floats a, Floats b) {
 #undef PRECAST_PART
 }
 
+// `yes` where a < b, else `no`, as where one of them is NaN.
+PRECAST_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), yes.part[i], no.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
 // 1 above zero, -1 below zero. Zero and NaN are unchanged.
 PRECAST_INLINE FloatPart sign_part(FloatPart a) {
   const FloatPart zero = {}, one = 1.0f - zero;
@@ -150,6 +164,11 @@ PRECAST_INLINE Floats load(const float* from) {
 #define PRECAST_PART(i) load_floats(from + (i) * PRECAST_WIDTH)
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
+}
+
+PRECAST_INLINE Floats lane_numbers() {
+  static constexpr float kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load(kNumbers);
 }
 
 PRECAST_INLINE Floats load(const bf16* from) {
@@ -235,6 +254,22 @@ PRECAST_INLINE Pairs join(Pairs x) {
   return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
 #undef PRECAST_PART
 #undef PRECAST_ZIP
+}
+
+// Lane 2 i is the sum of lanes i and i + 8 of `first`, lane 2 i + 1 that of `second`.
+PRECAST_INLINE Floats halves_added(Pairs x) {
+#if PRECAST_WIDTH == 16
+  return {{low_part(x.first.part[0], x.second.part[0]) + high_part(x.first.part[0], x.second.part[0])}};
+#else
+  constexpr int kHalf = kLanes / PRECAST_WIDTH / 2;
+#define PRECAST_HALF(of, i) (x.of.part[(i) / 2] + x.of.part[(i) / 2 + kHalf])
+#define PRECAST_PART(i)                                                     \
+  ((i) % 2 == 0 ? low_part(PRECAST_HALF(first, i), PRECAST_HALF(second, i)) \
+                : high_part(PRECAST_HALF(first, i), PRECAST_HALF(second, i)))
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#undef PRECAST_HALF
+#endif
 }
 
 // Combines the sixteen lanes to one number: lane i with lane i + 8, then i with i + 4, and so on.

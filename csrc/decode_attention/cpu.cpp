@@ -1,6 +1,8 @@
-// Attention over a paged cache, sixteen elements at a time. Compiled once per CPU level.
+// Attention over a paged cache, sixteen elements and sixteen keys at a time. Compiled once per CPU level.
 //
-// A work item computes the scores of a chunk of keys, their softmax over the chunk, and the weighted sum of the values.
+// A work item computes the scores of a chunk of keys, their softmax over the chunk, and the weighted sum of the values,
+// for all rows that share the head. A tile of rows and keys has its sums in registers: each number of the cache is
+// loaded once for several rows. float32 is read where it lies; other types are converted first, sixteen keys at a time.
 // The chunks of a row are merged in order, so the result does not depend on the number of threads.
 #include "cpu.h"
 
@@ -43,46 +45,91 @@ PRECAST_INLINE int64_t block_of(const Attention& a, int64_t sequence, int64_t nu
   return reinterpret_cast<const int32_t*>(a.tables)[at];
 }
 
-// Sums of adjacent lanes: those of `a`, then those of `b`.
-PRECAST_INLINE Floats pairs_added(Floats a, Floats b) {
-  const Pairs apart = separate({a, b});
-  return apart.first + apart.second;
-}
-
-// The dot products of a row with 16 keys. Lanes are summed as a tree, in a fixed order.
-PRECAST_RARE void dots(const float* query, const float (*keys)[kMostWidth], int64_t width, float* scores) {
-  constexpr int kAtOnce = 4;
-  Floats quarter[kKeys / kAtOnce];
-  for (int64_t k = 0; k < kKeys; k += kAtOnce) {
-    Floats total[kAtOnce];
-    for (int r = 0; r < kAtOnce; ++r) total[r] = broadcast(0);
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const Floats q = load(query + i);
-      for (int r = 0; r < kAtOnce; ++r) total[r] = fma(load(keys[k + r] + i), q, total[r]);
-    }
-    quarter[k / kAtOnce] = pairs_added(pairs_added(total[0], total[1]), pairs_added(total[2], total[3]));
-  }
-  // Each now has four lanes for each of four keys.
-  store(scores, pairs_added(pairs_added(quarter[0], quarter[1]), pairs_added(quarter[2], quarter[3])));
-}
-
-// Adds 16 weighted values to 16 * kCount columns.
+// A tile has its sums in registers: of kRowsTogether rows with kAcross keys, or with kAcross * 16 elements of values.
+// Rows that are left over are a tile each.
+constexpr int kRowsTogether = PRECAST_WIDTH == 16 ? 4 : 2;
 template <int kCount>
-PRECAST_INLINE void add_weighted(const float (*values)[kMostWidth], const float* weights, int64_t column,
-                                 float* totals) {
-  Floats total[kCount];
-  for (int c = 0; c < kCount; ++c) total[c] = load(totals + column + c * kLanes);
-  for (int64_t k = 0; k < kKeys; ++k) {
-    const Floats weight = broadcast(weights[k]);
-    for (int c = 0; c < kCount; ++c) total[c] = fma(load(values[k] + column + c * kLanes), weight, total[c]);
+constexpr int kAcross = kCount == 1 || PRECAST_WIDTH == 16 ? 4 : 2;
+
+// The dot products of kCount rows with 16 keys. The lanes of a product are added as a tree, in a fixed order: keys k
+// and k + 8 first, so that the products end up in the order of the keys.
+template <int kCount>
+PRECAST_RARE void dots(const float (*rows)[kMostWidth], const float* const* keys, int64_t width, float* scores) {
+  constexpr int kTogether = kAcross<kCount>;
+  Floats pairs[kCount][kKeys / 2];
+  for (int64_t k = 0; k < kKeys / 2; k += kTogether / 2) {
+    Floats total[kCount][kTogether];
+    const float* at[kTogether];
+    PRECAST_UNROLLED
+    for (int n = 0; n < kTogether; ++n) {
+      at[n] = keys[k + n / 2 + n % 2 * (kKeys / 2)];
+      PRECAST_UNROLLED
+      for (int r = 0; r < kCount; ++r) total[r][n] = broadcast(0);
+    }
+    for (int64_t i = 0; i < width; i += kLanes) {
+      PRECAST_UNROLLED
+      for (int n = 0; n < kTogether; ++n) {
+        const Floats key = load(at[n] + i);
+        PRECAST_UNROLLED
+        for (int r = 0; r < kCount; ++r) total[r][n] = fma(load(rows[r] + i), key, total[r][n]);
+      }
+    }
+    PRECAST_UNROLLED
+    for (int r = 0; r < kCount; ++r) {
+      PRECAST_UNROLLED
+      for (int n = 0; n < kTogether; n += 2) pairs[r][k + n / 2] = halves_added({total[r][n], total[r][n + 1]});
+    }
   }
-  for (int c = 0; c < kCount; ++c) store(totals + column + c * kLanes, total[c]);
+  PRECAST_UNROLLED
+  for (int r = 0; r < kCount; ++r) {
+    PRECAST_UNROLLED
+    for (int64_t half = kKeys / 4; half > 0; half /= 2) {
+      PRECAST_UNROLLED
+      for (int64_t k = 0; k < half; ++k) pairs[r][k] = halves_added({pairs[r][k], pairs[r][k + half]});
+    }
+    store(scores + r * kChunk, pairs[r][0]);
+  }
 }
 
-PRECAST_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
-#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), yes.part[i], no.part[i])
-  return {{PRECAST_PARTS(PRECAST_PART)}};
-#undef PRECAST_PART
+// Adds up to 16 weighted values to kWide * 16 columns of kCount rows, whose sums are `stride` apart.
+template <int kCount, int kWide>
+PRECAST_INLINE void add_weighted(const float* const* values, int64_t count, const float* weights, int64_t column,
+                                 float* totals, int64_t stride) {
+  Floats total[kCount][kWide];
+  PRECAST_UNROLLED
+  for (int r = 0; r < kCount; ++r) {
+    PRECAST_UNROLLED
+    for (int c = 0; c < kWide; ++c) total[r][c] = load(totals + r * stride + column + c * kLanes);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    Floats value[kWide];
+    PRECAST_UNROLLED
+    for (int c = 0; c < kWide; ++c) value[c] = load(values[k] + column + c * kLanes);
+    PRECAST_UNROLLED
+    for (int r = 0; r < kCount; ++r) {
+      const Floats weight = broadcast(weights[r * kChunk + k]);
+      PRECAST_UNROLLED
+      for (int c = 0; c < kWide; ++c) total[r][c] = fma(value[c], weight, total[r][c]);
+    }
+  }
+  PRECAST_UNROLLED
+  for (int r = 0; r < kCount; ++r) {
+    PRECAST_UNROLLED
+    for (int c = 0; c < kWide; ++c) store(totals + r * stride + column + c * kLanes, total[r][c]);
+  }
+}
+
+template <int kCount>
+PRECAST_RARE void add_values_to(const float* const* values, int64_t count, const float* weights, int64_t width,
+                                float* totals, int64_t stride) {
+  constexpr int kWide = kAcross<kCount>;
+  int64_t column = 0;
+  for (; column + kWide * kLanes <= width; column += kWide * kLanes) {
+    add_weighted<kCount, kWide>(values, count, weights, column, totals, stride);
+  }
+  for (; column < width; column += kLanes) {
+    add_weighted<kCount, 1>(values, count, weights, column, totals, stride);
+  }
 }
 
 // tanh, computed from exp(-2 |x|), and near zero, where that loses digits, from its series.
@@ -98,7 +145,6 @@ PRECAST_INLINE Floats soft_capped(Floats x, float cap) {
 struct Tile {
   float query[kRows][kMostWidth];
   float scores[kRows * kChunk];
-  float totals[kRows][kMostWidth];
   int64_t sequence, kv_head, first, rows;  // the tile's first row of those that share the head
   int64_t begin, end;                      // keys
 };
@@ -114,26 +160,92 @@ PRECAST_INLINE int64_t head_of(const Attention& a, const Tile& tile, int64_t row
   return tile.kv_head * group_of(a) + (tile.first + row) % group_of(a);
 }
 
-// A key or a value in pieces of `each` elements, `stride` bytes apart.
-void bring_pieces(const Work& work, Bring bring, const char* at, int64_t width, int64_t each, int64_t stride,
-                  float* to) {
-  for (int64_t i = 0; i < width; i += each, at += stride) bring(at, each, work.narrow, to + i);
+// The keys or the values of a call, with strides in bytes.
+struct Cache {
+  const char* data;
+  int64_t block, position, head, width, piece, piece_width;
+  Bring bring;
+  bool in_place;  // whole rows of float32
+};
+
+Cache cache_of(const Attention& a, bool of_keys) {
+  const Bring bring = bring_for(a.cache_dtype);
+  const bool wide = a.cache_dtype == kCacheFloat32;
+  if (of_keys) {
+    return {a.keys,
+            a.key_block,
+            a.key_position,
+            a.key_head,
+            a.key_width,
+            a.key_piece,
+            a.key_piece_width,
+            bring,
+            wide && a.key_piece_width == a.key_width};
+  }
+  return {a.values,
+          a.value_block,
+          a.value_position,
+          a.value_head,
+          a.value_width,
+          a.value_piece,
+          a.value_piece_width,
+          bring,
+          wide && a.value_piece_width == a.value_width};
 }
 
-// Repeats the last key beyond the end; its scores there become those of a masked key.
-void score_keys(const Work& work, Bring bring, Tile& tile) {
-  const Attention& a = work.call;
-  float keys[kKeys][kMostWidth];
+// Sixteen keys or values of a tile as floats.
+struct Sixteen {
+  const float* at[kKeys];
+  float room[kKeys * kMostWidth];
+};
+
+PRECAST_INLINE const char* row_at(const Work& work, const Cache& cache, const Tile& tile, int64_t block, int64_t row) {
+  return cache.data + block_of(work.call, tile.sequence, block) * cache.block + row * cache.position +
+         tile.kv_head * cache.head;
+}
+
+// Asks for the rows from `first` on: neighbours of a head are too far apart for the processor to see them coming. It
+// does not matter if rows beyond a block are not there.
+PRECAST_INLINE void ask_for(const Work& work, const Cache& cache, const Tile& tile, int64_t first) {
+  if (!cache.in_place || first >= tile.end) return;
+  const int64_t block = first / work.call.block_size;
+  const char* row = row_at(work, cache, tile, block, first - block * work.call.block_size);
+  for (int64_t k = 0; k < kKeys; ++k, row += cache.position) {
+    for (int64_t i = 0; i < cache.width * 4; i += 64) __builtin_prefetch(row + i, 0, 2);
+  }
+}
+
+// Finds those from `first` on. Beyond the end of the chunk, the last one is repeated.
+void find(const Work& work, const Cache& cache, const Tile& tile, int64_t first, Sixteen* found) {
+  ask_for(work, cache, tile, first + kKeys);
+  const int64_t size = work.call.block_size, count = smaller(kKeys, tile.end - first);
+  int64_t block = first / size, row = first - block * size;
+  for (int64_t k = 0; k < count; ++block, row = 0) {
+    const char* at = row_at(work, cache, tile, block, row);
+    for (; row < size && k < count; ++row, ++k, at += cache.position) {
+      float* room = found->room + k * cache.width;
+      found->at[k] = cache.in_place ? reinterpret_cast<const float*>(at) : room;
+      if (cache.in_place) continue;
+      const char* piece = at;
+      for (int64_t i = 0; i < cache.width; i += cache.piece_width, piece += cache.piece) {
+        cache.bring(piece, cache.piece_width, work.narrow, room + i);
+      }
+    }
+  }
+  for (int64_t k = count; k < kKeys; ++k) found->at[k] = found->at[count - 1];
+}
+
+void score_keys(const Work& work, Tile& tile) {
+  const Cache cache = cache_of(work.call, true);
+  Sixteen keys;
   for (int64_t first = tile.begin; first < tile.end; first += kKeys) {
-    for (int64_t k = 0; k < kKeys; ++k) {
-      const int64_t j = smaller(first + k, tile.end - 1);
-      const char* at = a.keys + block_of(a, tile.sequence, j / a.block_size) * a.key_block +
-                       j % a.block_size * a.key_position + tile.kv_head * a.key_head;
-      bring_pieces(work, bring, at, a.key_width, a.key_piece_width, a.key_piece, keys[k]);
+    find(work, cache, tile, first, &keys);
+    float* scores = tile.scores + (first - tile.begin);
+    int64_t row = 0;
+    for (; row + kRowsTogether <= tile.rows; row += kRowsTogether) {
+      dots<kRowsTogether>(tile.query + row, keys.at, cache.width, scores + row * kChunk);
     }
-    for (int64_t row = 0; row < tile.rows; ++row) {
-      dots(tile.query[row], keys, a.key_width, tile.scores + row * kChunk + (first - tile.begin));
-    }
+    for (; row < tile.rows; ++row) dots<1>(tile.query + row, keys.at, cache.width, scores + row * kChunk);
   }
 }
 
@@ -147,14 +259,12 @@ PRECAST_RARE void weigh(const Work& work, const Tile& tile, int64_t row, float* 
   float factor = a.scale;
   if (a.key_scales != nullptr) factor *= a.key_scales[(a.flags & kHeadKeyScales) != 0 ? tile.kv_head : 0];
   const float slope = a.slopes != nullptr ? a.slopes[head] : 0;
-  float steps[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) steps[i] = static_cast<float>(i);
   Floats most = broadcast(-kInfinity);
   for (int64_t i = 0; i < count; i += kLanes) {
     Floats x = load(scores + i) * broadcast(factor);
     if (a.softcap != 0) x = soft_capped(x, a.softcap);
     const float distance = static_cast<float>(tile.begin + i - position);
-    if (a.slopes != nullptr) x = fma(load(static_cast<const float*>(steps)) + broadcast(distance), broadcast(slope), x);
+    if (a.slopes != nullptr) x = fma(lane_numbers() + broadcast(distance), broadcast(slope), x);
     store(scores + i, x);
     if (i < open || i + kLanes > close) {
       for (int64_t k = i; k < i + kLanes; ++k) {
@@ -176,26 +286,23 @@ PRECAST_RARE void weigh(const Work& work, const Tile& tile, int64_t row, float* 
   part[a.value_width + 1] = all;
 }
 
-void add_values(const Work& work, Bring bring, Tile& tile) {
-  const Attention& a = work.call;
-  float values[kKeys][kMostWidth];
+void add_values(const Work& work, const Tile& tile, float* totals, int64_t stride) {
+  const Cache cache = cache_of(work.call, false);
+  Sixteen values;
   for (int64_t row = 0; row < tile.rows; ++row) {
-    for (int64_t i = 0; i < a.value_width; i += kLanes) store(tile.totals[row] + i, broadcast(0));
+    for (int64_t i = 0; i < cache.width; i += kLanes) store(totals + row * stride + i, broadcast(0));
   }
   for (int64_t first = tile.begin; first < tile.end; first += kKeys) {
-    for (int64_t k = 0; k < kKeys; ++k) {
-      const int64_t j = smaller(first + k, tile.end - 1);  // beyond the end its weight is zero
-      const char* at = a.values + block_of(a, tile.sequence, j / a.block_size) * a.value_block +
-                       j % a.block_size * a.value_position + tile.kv_head * a.value_head;
-      bring_pieces(work, bring, at, a.value_width, a.value_piece_width, a.value_piece, values[k]);
+    find(work, cache, tile, first, &values);
+    const int64_t count = smaller(kKeys, tile.end - first);
+    const float* weights = tile.scores + (first - tile.begin);
+    int64_t row = 0;
+    for (; row + kRowsTogether <= tile.rows; row += kRowsTogether) {
+      add_values_to<kRowsTogether>(values.at, count, weights + row * kChunk, cache.width, totals + row * stride,
+                                   stride);
     }
-    for (int64_t row = 0; row < tile.rows; ++row) {
-      const float* weights = tile.scores + row * kChunk + (first - tile.begin);
-      int64_t column = 0;
-      for (; column + 4 * kLanes <= a.value_width; column += 4 * kLanes) {
-        add_weighted<4>(values, weights, column, tile.totals[row]);
-      }
-      for (; column < a.value_width; column += kLanes) add_weighted<1>(values, weights, column, tile.totals[row]);
+    for (; row < tile.rows; ++row) {
+      add_values_to<1>(values.at, count, weights + row * kChunk, cache.width, totals + row * stride, stride);
     }
   }
 }
@@ -210,6 +317,17 @@ void bring_queries(const Work& work, Tile& tile) {
   }
 }
 
+// Writes the sums of each row of a tile to `part`.
+void attend_tile(const Work& work, Tile* tile, float* part) {
+  const int64_t stride = work.call.value_width + 2;
+  bring_queries(work, *tile);
+  score_keys(work, *tile);
+  for (int64_t row = 0; row < tile->rows; ++row) {
+    weigh(work, *tile, row, tile->scores + row * kChunk, part + row * stride);
+  }
+  add_values(work, *tile, part, stride);
+}
+
 PRECAST_RARE float exponential_of(float x) {
   float lane[kLanes];
   store(lane, exponential(broadcast(x)));
@@ -221,30 +339,23 @@ PRECAST_RARE float exponential_of(float x) {
 void attend_chunks(const Work& work, int64_t begin, int64_t end) {
   const Attention& a = work.call;
   const int64_t rows = group_of(a) * a.queries, stride = a.value_width + 2;
-  const Bring bring = bring_for(a.cache_dtype);
   Tile tile;
-  int64_t sequence = 0;
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t chunk = item / a.kv_heads;
-    while (work.starts[sequence + 1] <= chunk) ++sequence;
-    const int64_t length = work.lengths[sequence];
+  int64_t place = 0;  // of the next item, in keys
+  for (tile.sequence = 0; tile.sequence < a.sequences; ++tile.sequence) {
+    const int64_t length = work.lengths[tile.sequence];
     const int64_t oldest = a.window != 0 ? larger(length - a.queries - a.window + 1, 0) : 0;
-    tile.sequence = sequence;
-    tile.kv_head = item - chunk * a.kv_heads;
-    const int64_t first = (oldest / kChunk + chunk - work.starts[sequence]) * kChunk;
-    tile.begin = larger(first, oldest);
-    tile.end = smaller(first + kChunk, length);
-    for (tile.first = 0; tile.first < rows; tile.first += kRows) {
-      tile.rows = smaller(kRows, rows - tile.first);
-      bring_queries(work, tile);
-      score_keys(work, bring, tile);
-      float* part = work.parts + (item * rows + tile.first) * stride;
-      for (int64_t row = 0; row < tile.rows; ++row) {
-        weigh(work, tile, row, tile.scores + row * kChunk, part + row * stride);
-      }
-      add_values(work, bring, tile);
-      for (int64_t row = 0; row < tile.rows; ++row) {
-        for (int64_t i = 0; i < a.value_width; i += kLanes) store(part + row * stride + i, load(tile.totals[row] + i));
+    int64_t part = work.starts[tile.sequence] * a.kv_heads * rows;  // the item's first
+    for (int64_t first = oldest / kChunk * kChunk; first < length; first += kChunk) {
+      tile.begin = larger(first, oldest);
+      tile.end = smaller(first + kChunk, length);
+      for (tile.kv_head = 0; tile.kv_head < a.kv_heads; ++tile.kv_head, part += rows) {
+        const bool mine = place >= begin && place < end;
+        place += tile.end - tile.begin;
+        if (!mine) continue;
+        for (tile.first = 0; tile.first < rows; tile.first += kRows) {
+          tile.rows = smaller(kRows, rows - tile.first);
+          attend_tile(work, &tile, work.parts + (part + tile.first) * stride);
+        }
       }
     }
   }

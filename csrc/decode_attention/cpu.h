@@ -24,7 +24,8 @@ struct Work {
 
 using WorkFunction = void (*)(const Work& work, int64_t begin, int64_t end);
 
-// attend_chunks: work items [begin, end); those of one chunk's key heads are adjacent. merge_rows: rows of the result.
+// attend_chunks: the work items that begin among keys [begin, end) of all items, in the order of sequences, chunks and
+// key heads. merge_rows: rows of the result.
 #define PRECAST_DECODE_CPU_LEVEL(level)                             \
   namespace level {                                                 \
   void attend_chunks(const Work& work, int64_t begin, int64_t end); \

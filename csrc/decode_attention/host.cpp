@@ -135,9 +135,11 @@ int64_t integer_at(const char* data, int64_t at, bool is_long) {
   return is_long ? reinterpret_cast<const int64_t*>(data)[at] : reinterpret_cast<const int32_t*>(data)[at];
 }
 
-// Checks lengths and the blocks they use before anything is read or written. Fills `lengths` and `starts`.
-void check_sequences(const Attention& a, int64_t* lengths, int64_t* starts) {
+// Checks lengths and the blocks they use before anything is read or written. Fills `lengths` and `starts`. Returns the
+// number of keys.
+int64_t check_sequences(const Attention& a, int64_t* lengths, int64_t* starts) {
   starts[0] = 0;
+  int64_t keys = 0;
   const int64_t room = int64_t{a.table_blocks} * a.block_size;
   for (int64_t s = 0; s < a.sequences; ++s) {
     const int64_t length = integer_at(a.lengths, s * a.length_stride, (a.flags & kLongLengths) != 0);
@@ -153,7 +155,9 @@ void check_sequences(const Attention& a, int64_t* lengths, int64_t* starts) {
     }
     lengths[s] = length;
     starts[s + 1] = starts[s] + (length + kChunk - 1) / kChunk - (length > 0 ? first / kChunk : 0);
+    keys += length - (length > 0 ? first : 0);
   }
+  return keys;
 }
 
 // Fills the table of an 8-bit type: a sign, then exponent and mantissa as in a wider float with another exponent bias.
@@ -171,27 +175,28 @@ void fill_narrow(int type, float* numbers) {
   }
 }
 
+// What a multiply-add with an element of a cache takes one thread, for parallel_rows; each key has a fixed cost too.
+constexpr int64_t kProductPs = 20, kKeyProducts = 64;
+
 void attend_cpu(const Tensor& query, Attention& call) {
   const int64_t sequences = call.sequences, rows = int64_t{call.heads} / call.kv_heads * call.queries;
-  const Tensor lengths = scratch(sequences, aoti_torch_dtype_int64(), query);
-  const Tensor starts = scratch(sequences + 1, aoti_torch_dtype_int64(), query);
-  int64_t* const first = static_cast<int64_t*>(starts.mutable_data());
-  check_sequences(call, static_cast<int64_t*>(lengths.mutable_data()), first);
-  const int64_t items = first[sequences] * call.kv_heads, results = sequences * call.queries * call.heads;
-  const Tensor parts = scratch(items * rows * (call.value_width + 2), float32_code(), query);
-  const Tensor sums = scratch(results, float32_code(), query);
+  const Tensor numbers = scratch(2 * sequences + 1, aoti_torch_dtype_int64(), query);
+  int64_t* const lengths = static_cast<int64_t*>(numbers.mutable_data());
+  int64_t* const starts = lengths + sequences;
+  const int64_t keys = check_sequences(call, lengths, starts) * call.kv_heads;
+  const int64_t results = sequences * call.queries * call.heads, stride = call.value_width + 2;
+  const Tensor sums = scratch(results + starts[sequences] * call.kv_heads * rows * stride, float32_code(), query);
+  float* const first = static_cast<float*>(sums.mutable_data());
   float narrow[256];
   if (call.cache_dtype >= kCacheE4M3) fill_narrow(call.cache_dtype, narrow);
-  const Work work = {call,   static_cast<const int64_t*>(lengths.data()), first,
-                     narrow, static_cast<float*>(parts.mutable_data()),   static_cast<float*>(sums.mutable_data())};
+  const Work work = {call, lengths, starts, narrow, first + results, first};
   const WorkFunction attend = PRECAST_AT_CPU_LEVEL(decode_attention, attend_chunks);
   const WorkFunction merge = PRECAST_AT_CPU_LEVEL(decode_attention, merge_rows);
-  if (items > 0) parallel_for(0, items, 1, [&](int64_t begin, int64_t end) { attend(work, begin, end); });
-  parallel_for(0, results, grain_rows(call.value_width), [&](int64_t begin, int64_t end) {
+  const int64_t products = kKeyProducts + rows * (call.key_width + call.value_width);
+  parallel_rows(keys, products * kProductPs, [&](int64_t begin, int64_t end) { attend(work, begin, end); });
+  parallel_rows(results, stride * kProductPs * 4, [&](int64_t begin, int64_t end) {
     merge(work, begin, end);
-    for (int64_t i = begin; i < end; ++i) {
-      call.lse[i] += __builtin_logf(work.sums[i]);
-    }
+    for (int64_t i = begin; i < end; ++i) call.lse[i] += __builtin_logf(work.sums[i]);
   });
 }
 

@@ -1,7 +1,9 @@
 // Gating and sums of rows on the CPU. Compiled once per CPU level.
 //
-// Scores are computed sixteen at a time; the choice among at most 1024 of them is plain code. Sums over a token's rows
-// run over its places in order, so a result does not depend on the number of threads.
+// Scores are computed sixteen at a time. The choice goes by the greatest of each sixteen, for several tokens in turns:
+// while one waits for a maximum, the processor works on the next. Tokens with NaN or minus infinity, which the removed
+// scores become, are left to plain code. Sums over a token's rows run over its places in order, so a result does not
+// depend on the number of threads.
 #include "cpu.h"
 
 #include "../common/exponential.h"
@@ -13,6 +15,7 @@ namespace {
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
 constexpr int64_t kMost = 1024;  // experts, as kMostExperts of args.h
+constexpr float kInfinity = __builtin_inff();
 constexpr float kTiny = 1e-20f;  // added to a sum of sigmoids, as DeepSeek-V3 does
 
 // Orders floats as integers: NaN first, then by value. The two zeros are equal. 0 is below every number.
@@ -34,11 +37,21 @@ PRECAST_RARE void widen(const T* from, int64_t count, Values* to) {
   for (int64_t i = 0; i < count; i += kLanes) store(to->at + i, load_upto(from + i, count - i));
 }
 
+// NaN if there is one.
 PRECAST_RARE float largest_of(const Values& values, int64_t count) {
+  const Floats first = broadcast(values.at[0]), zero = broadcast(0.0f);
+  Floats most = first, not_numbers = zero;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats here =
+        where_less(lane_numbers(), broadcast(static_cast<float>(count - i)), load(values.at + i), first);
+    not_numbers = not_numbers + here * zero;  // of infinities too
+    most = greater(most, here);
+  }
+  const float found = sum(not_numbers);
+  if (found == found) return largest_lane(most);
   float largest = values.at[0];
-  for (int64_t i = 1; i < count; ++i) {
-    if (!(values.at[i] <= largest)) largest = values.at[i];  // a NaN stays
-    if (largest != largest) return largest;
+  for (int64_t i = 1; i < count && largest == largest; ++i) {
+    if (!(values.at[i] <= largest)) largest = values.at[i];
   }
   return largest;
 }
@@ -84,8 +97,9 @@ float group_score(const float* values, int64_t size, bool top_two) {
   return top_two && second >= 0 ? values[first] + values[second] : values[first];
 }
 
-// Sets the keys of the experts outside of the best groups to 0. Of equal groups, the first is better.
-void keep_groups(const GateRows& rows, const Values& choice, uint32_t* keys) {
+// Calls drop(expert) for those outside of the best groups. Of equal groups, the first is better.
+template <class Drop>
+void drop_groups(const GateRows& rows, const Values& choice, const Drop& drop) {
   const int64_t size = rows.experts / rows.groups;
   uint32_t scores[kMost];
   for (int64_t g = 0; g < rows.groups; ++g) scores[g] = key_of(group_score(choice.at + g * size, size, rows.top_two));
@@ -95,12 +109,12 @@ void keep_groups(const GateRows& rows, const Values& choice, uint32_t* keys) {
       better += scores[other] > scores[g] || (scores[other] == scores[g] && other < g);
     }
     if (better < rows.kept_groups) continue;
-    for (int64_t i = 0; i < size; ++i) keys[g * size + i] = 0;
+    for (int64_t i = 0; i < size; ++i) drop(g * size + i);
   }
 }
 
 // Writes the k experts with the greatest keys. Of equal keys, the first expert is chosen.
-void choose(uint32_t* keys, int64_t experts, int64_t k, int32_t* chosen) {
+PRECAST_RARE void choose(uint32_t* keys, int64_t experts, int64_t k, int32_t* chosen) {
   for (int64_t j = 0; j < k; ++j) {
     int64_t best = 0;
     for (int64_t i = 1; i < experts; ++i) best = keys[i] > keys[best] ? i : best;
@@ -109,46 +123,145 @@ void choose(uint32_t* keys, int64_t experts, int64_t k, int32_t* chosen) {
   }
 }
 
+// Whether all values are numbers above minus infinity.
+PRECAST_RARE bool all_above(const Values& values, int64_t count) {
+  Floats below = broadcast(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats here = load_upto(values.at + i, count - i);
+    below = below + where_less(broadcast(-kInfinity), here, broadcast(0.0f), broadcast(1.0f));
+  }
+  return sum(below) == 0;
+}
+
+// The scores of a token from which the best are taken, padded with minus infinity, and the greatest of each sixteen.
+struct Taken {
+  alignas(64) float values[kMost];
+  alignas(64) float best[kMost / kLanes];
+};
+
+PRECAST_RARE void prepare(const Values& choice, int64_t experts, Taken* to) {
+  for (int64_t i = 0; i < kMost / kLanes && i * kLanes < experts; i += kLanes)
+    store(to->best + i, broadcast(-kInfinity));
+  for (int64_t i = 0; i < experts; i += kLanes) {
+    const Floats open = broadcast(static_cast<float>(experts - i));
+    const Floats here = where_less(lane_numbers(), open, load(choice.at + i), broadcast(-kInfinity));
+    store(to->values + i, here);
+    to->best[i / kLanes] = largest_lane(here);
+  }
+}
+
+// The first lane that has the largest value, which is known. None is NaN.
+PRECAST_INLINE int64_t lane_of(Floats lanes, float largest) {
+  const Floats none = broadcast(static_cast<float>(-kLanes));
+  const Floats places = where_less(lanes, broadcast(largest), none, broadcast(0.0f) - lane_numbers());
+  return static_cast<int64_t>(-largest_lane(places));
+}
+
+// A vector store: the vector is loaded soon, and would wait for a smaller one.
+PRECAST_INLINE Floats with_lane(Floats lanes, int64_t lane, float value) {
+  const Floats number = broadcast(static_cast<float>(lane)), other = broadcast(value);
+  const Floats above = where_less(number, lane_numbers(), lanes, other);
+  return where_less(lane_numbers(), number, lanes, above);
+}
+
+// Removes the greatest score, the first of equal ones, and returns its expert.
+PRECAST_INLINE int64_t take(Taken* from, int64_t experts) {
+  const auto load_at = [](float* at) PRECAST_EVERYWHERE { return load(static_cast<const float*>(at)); };
+  const bool one_group = experts <= kLanes;
+  float* best = one_group ? from->values : from->best;  // of 256 experts
+  float largest = largest_lane(load_at(best));
+  for (int64_t i = kLanes; i * kLanes < experts; i += kLanes) {
+    const float here = largest_lane(load_at(from->best + i));
+    if (here > largest) largest = here, best = from->best + i;
+  }
+  const Floats groups = load_at(best);
+  const int64_t group = lane_of(groups, largest);
+  if (one_group) {
+    store(best, with_lane(groups, group, -kInfinity));
+    return group;
+  }
+  const int64_t first = (best - from->best + group) * kLanes;
+  const Floats lanes = load_at(from->values + first);
+  const int64_t lane = lane_of(lanes, largest);
+  const Floats left = with_lane(lanes, lane, -kInfinity);
+  store(from->values + first, left);
+  store(best, with_lane(groups, group, largest_lane(left)));
+  return first + lane;
+}
+
 // The logits of the chosen experts.
 void pick(const Values& logits, const int32_t* chosen, int64_t k, Values* picked) {
   for (int64_t j = 0; j < k; ++j) picked->at[j] = logits.at[chosen[j]];
   for (int64_t j = k; j % kLanes != 0; ++j) picked->at[j] = 0;
 }
 
+// What a token has between the choice and the weights.
+struct Token {
+  Values logits;
+  Taken left;
+  float base, total;
+  bool taken;  // `left` is in use: else the experts are chosen
+};
+
+template <class T>
+PRECAST_INLINE void open_token(const GateRows& rows, int64_t row, Token* token) {
+  const int64_t experts = rows.experts;
+  const bool by_score = rows.bias != nullptr || rows.groups > 1;
+  const Values& logits = token->logits;
+  Values scores;
+  widen(static_cast<const T*>(rows.logits) + row * rows.stride, experts, &token->logits);
+  token->base = token->total = 0;
+  if (!rows.sigmoid && (by_score || !rows.renormalize)) {
+    token->base = largest_of(logits, experts);
+    token->total = exponentials(logits, token->base, experts, &scores);
+  }
+  if (by_score) {
+    if (rows.sigmoid) sigmoids(logits, experts, &scores);
+    if (!rows.sigmoid) multiply(&scores, experts, 1.0f / token->total);
+    for (int64_t i = 0; i < experts && rows.bias != nullptr; ++i) scores.at[i] += rows.bias[i];
+  }
+  Values& choice = by_score ? scores : token->logits;
+  token->taken = all_above(choice, experts);
+  if (token->taken) {
+    if (rows.groups > 1) drop_groups(rows, choice, [&](int64_t i) { choice.at[i] = -kInfinity; });
+    return prepare(choice, experts, &token->left);
+  }
+  uint32_t keys[kMost];
+  for (int64_t i = 0; i < experts; ++i) keys[i] = key_of(choice.at[i]);
+  if (rows.groups > 1) drop_groups(rows, choice, [&](int64_t i) { keys[i] = 0; });
+  choose(keys, experts, rows.k, rows.indices + row * rows.k);
+}
+
+PRECAST_RARE void weigh_token(const GateRows& rows, int64_t row, const Token& token) {
+  const int64_t k = rows.k;
+  Values picked;
+  pick(token.logits, rows.indices + row * k, k, &picked);
+  float total = token.total;
+  if (rows.sigmoid) {
+    sigmoids(picked, k, &picked);
+    total = total_of(picked, k) + kTiny;
+  } else {
+    const float sum = exponentials(picked, rows.renormalize ? largest_of(picked, k) : token.base, k, &picked);
+    if (rows.renormalize) total = sum;
+  }
+  const float factor = rows.sigmoid && !rows.renormalize ? rows.scale : rows.scale / total;
+  for (int64_t j = 0; j < k; ++j) rows.weights[row * k + j] = picked.at[j] * factor;
+}
+
 template <class T>
 void gate_rows(const GateRows& rows, int64_t begin, int64_t end) {
-  const int64_t experts = rows.experts, k = rows.k;
-  const bool by_score = rows.bias != nullptr || rows.groups > 1;
-  Values logits, scores, picked;
-  uint32_t keys[kMost];
-  for (int64_t row = begin; row < end; ++row) {
-    widen(static_cast<const T*>(rows.logits) + row * rows.stride, experts, &logits);
-    float base = 0, total = 0;
-    if (!rows.sigmoid && (by_score || !rows.renormalize)) {
-      base = largest_of(logits, experts);
-      total = exponentials(logits, base, experts, &scores);
+  constexpr int64_t kTokens = 8;  // that take turns
+  Token tokens[kTokens];
+  for (int64_t first = begin; first < end; first += kTokens) {
+    const int64_t count = smaller(kTokens, end - first);
+    for (int64_t t = 0; t < count; ++t) open_token<T>(rows, first + t, tokens + t);
+    for (int64_t j = 0; j < rows.k; ++j) {
+      for (int64_t t = 0; t < count; ++t) {
+        if (!tokens[t].taken) continue;
+        rows.indices[(first + t) * rows.k + j] = static_cast<int32_t>(take(&tokens[t].left, rows.experts));
+      }
     }
-    if (by_score) {
-      if (rows.sigmoid) sigmoids(logits, experts, &scores);
-      if (!rows.sigmoid) multiply(&scores, experts, 1.0f / total);
-      for (int64_t i = 0; i < experts && rows.bias != nullptr; ++i) scores.at[i] += rows.bias[i];
-    }
-    const Values& choice = by_score ? scores : logits;
-    for (int64_t i = 0; i < experts; ++i) keys[i] = key_of(choice.at[i]);
-    if (rows.groups > 1) keep_groups(rows, choice, keys);
-    int32_t* chosen = rows.indices + row * k;
-    choose(keys, experts, k, chosen);
-    pick(logits, chosen, k, &picked);
-    if (rows.sigmoid) {
-      sigmoids(picked, k, &picked);
-      total = total_of(picked, k) + kTiny;
-    } else {
-      if (rows.renormalize) base = largest_of(picked, k);
-      const float sum = exponentials(picked, base, k, &picked);
-      if (rows.renormalize) total = sum;
-    }
-    const float factor = rows.sigmoid && !rows.renormalize ? rows.scale : rows.scale / total;
-    for (int64_t j = 0; j < k; ++j) rows.weights[row * k + j] = picked.at[j] * factor;
+    for (int64_t t = 0; t < count; ++t) weigh_token(rows, first + t, tokens[t]);
   }
 }
 

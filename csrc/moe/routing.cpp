@@ -111,6 +111,9 @@ void gate_cuda(const Gating& gating, const ReadRows& logits, const float* bias, 
   }
 }
 
+// What a token, an expert of it and a chosen expert take one thread, for parallel_rows.
+constexpr int64_t kTokenPs = 20'000, kExpertPs = 350, kChosenPs = 12'000;
+
 void gate_cpu(const Gating& gating, const ReadRows& logits, const float* bias, float* weights, int32_t* indices) {
   const GateRows rows = {logits.data(),
                          bias,
@@ -127,8 +130,8 @@ void gate_cpu(const Gating& gating, const ReadRows& logits, const float* bias, f
                          gating.scale,
                          static_cast<int>(gating.rows.dtype)};
   const GateFunction gate = PRECAST_AT_CPU_LEVEL(moe, gate);
-  parallel_for(0, gating.rows.rows, grain_rows(gating.experts * (gating.k + 4)),
-               [&](int64_t begin, int64_t end) { gate(rows, begin, end); });
+  parallel_rows(gating.rows.rows, kTokenPs + gating.experts * kExpertPs + gating.k * kChosenPs,
+                [&](int64_t begin, int64_t end) { gate(rows, begin, end); });
 }
 
 template <Gate gate>

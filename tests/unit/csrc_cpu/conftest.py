@@ -98,6 +98,16 @@ def loss_levels() -> Iterator[Levels]:
 
 
 @pytest.fixture
+def decode_levels() -> Iterator[Levels]:
+    yield from _levels_of("paged_decode_attention")
+
+
+@pytest.fixture
+def gating_levels() -> Iterator[Levels]:
+    yield from _levels_of("topk_gating")
+
+
+@pytest.fixture
 def layer_norm_levels() -> Iterator[Levels]:
     yield from _levels_of("layer_norm")
 

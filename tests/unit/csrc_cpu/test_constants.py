@@ -94,6 +94,10 @@ def keys(size: int) -> Pairs:
     yield both("paged_decode_attention", made(1, 2, 4, 64), *caches, tables, torch.tensor([size]), *options)
 
 
+def tokens(size: int) -> Pairs:
+    yield both("topk_gating", made(size, 24), None, 3, 1, 1, False, False, False, 1.0)
+
+
 def steps(size: int) -> Pairs:
     ours, theirs = made(size), made(size).double()
     ours.grad, theirs.grad = made(size, seed=1), made(size, seed=1).double()
@@ -111,6 +115,7 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "image/bias_act_cpu.cpp kChunk": channels,
     "image/cpu.h kPiece": planes,
     "image/upfirdn2d_cpu.cpp kPart": image_rows,
+    "moe/cpu.cpp kTokens": tokens,
     "softmax/cpu.cpp kParts": many_parts,
     "common/column_simd.h kGroup": lambda size: norms(24, rows=64 * size),  # as there are 64 chunks at most
     "common/column_simd.h kTile": norms,
@@ -121,6 +126,7 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
 # Constants that are no size of a call's, and why.
 OTHERS = {
     "common/column_simd.h kGroupBytes": "kGroup and kTile are where it begins to matter",
+    "common/simd.h kHalf": "registers for kLanes",
     "common/simd.h kLanes": "of a register; every width up to 49 is tried level by level",
     "common/simd.h kParts": "registers for kLanes",
     "common/simd_block.h kBlock": "two registers",
@@ -128,9 +134,12 @@ OTHERS = {
     "cpu_optim/cpu.cpp kAhead": "prefetched",
     "cpu_optim/cpu.h kRules": "names",
     "cpu_optim/cpu.h kStates": "names",
-    "decode_attention/cpu.cpp kAtOnce": "registers",
+    "decode_attention/cpu.cpp kAcross": "registers",
     "decode_attention/cpu.cpp kKeys": "kLanes",
     "decode_attention/cpu.cpp kMostWidth": "the checks refuse more",
+    "decode_attention/cpu.cpp kRowsTogether": "registers; up to 17 rows are tried level by level",
+    "decode_attention/cpu.cpp kTogether": "kAcross",
+    "decode_attention/cpu.cpp kWide": "kAcross",
     "moe/cpu.cpp kMost": "the checks refuse more",
 }
 
