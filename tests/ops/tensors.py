@@ -38,3 +38,33 @@ def layouts(make: Callable[..., Any], width: int, dtype: Any, device: str) -> di
         "one row for all": new(1, 1, width).expand(4, 6, width),
         "one value for all": new(4, 6, 1).expand(4, 6, width),
     }
+
+
+def _all(results: Any) -> tuple[Any, ...]:
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def assert_same_with_any_number_of_threads(compute: Callable[[], Any]) -> None:
+    """Bit for bit."""
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(_all(compute()))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
+
+
+def assert_captured(compute: Callable[[], Any]) -> None:
+    """A CUDA graph of it writes, when it is replayed, what was computed before."""
+    expected = _all(compute())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = _all(compute())
+    for result in results:
+        result.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, results, expected))

@@ -10,9 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast.ops import _folders  # noqa: E402
+from tests.ops.tensors import assert_captured, made  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -27,10 +29,6 @@ EXAMPLES = sorted(
     op for family in FAMILIES if "cpu" in family.devices for op in family.op_names if not _folders.is_planned(op)
 )
 EPS = 1e-6
-
-
-def made(*shape: int, device: str, grad: bool = False, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_(grad)
 
 
 def samples(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -141,6 +139,13 @@ def test_opcheck_of_an_example(op: str) -> None:
     assert set(found.values()) == {"SUCCESS"}
 
 
+def test_load_says_where_the_kernels_come_from(device: str) -> None:
+    for family in FAMILIES:
+        if device in family.devices:
+            loaded = [precast.load(op, device) for op in family.op_names]
+            assert {(one.family, one.device) for one in loaded} == {(family.name, device)}
+
+
 def test_every_op_is_checked(device: str) -> None:
     names = {op: family for family in FAMILIES for op in family.op_names}
     checked = {op.__name__ for op, _ in samples(device).values()} | {*EXAMPLES}
@@ -217,7 +222,7 @@ def test_compile_in_a_fresh_process(
 
 def test_compile_of_a_graph_that_writes_to_what_requires_grad_is_refused(device: str) -> None:
     x, residual = made(4, 24, device=device), made(4, 24, device=device)
-    weight = made(24, device=device, grad=True)
+    weight = made(24, device=device).requires_grad_()
     compiled = torch.compile(ops.fused_add_rms_norm_, backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match="a gradient is wanted"):
         compiled(x, residual, weight)
@@ -358,32 +363,14 @@ def test_make_fx_keeps_the_op(device: str) -> None:
 @pytest.mark.gpu
 def test_capture_in_a_cuda_graph() -> None:
     x, residual, weight = (made(*shape, device="cuda") for shape in ((64, 1024), (64, 1024), (1024,)))
-    expected = ops.fused_add_rms_norm(x, residual, weight)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = ops.fused_add_rms_norm(x, residual, weight)
-    for result in results:
-        result.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    for result, right in zip(results, expected, strict=True):
-        assert torch.equal(result, right)
+    assert_captured(lambda: ops.fused_add_rms_norm(x, residual, weight))
 
 
 @pytest.mark.gpu
 def test_capture_of_softmax_in_a_cuda_graph() -> None:
     x = made(4, 8, 64, 64, device="cuda")
     mask = x[:, :1] > 1
-    expected = (ops.scaled_masked_softmax(x, mask, 0.7), ops.scaled_aligned_causal_softmax(x, 0.7))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = (ops.scaled_masked_softmax(x, mask, 0.7), ops.scaled_aligned_causal_softmax(x, 0.7))
-    for result in results:
-        result.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    for result, right in zip(results, expected, strict=True):
-        assert torch.equal(result, right)
+    assert_captured(lambda: (ops.scaled_masked_softmax(x, mask, 0.7), ops.scaled_aligned_causal_softmax(x, 0.7)))
 
 
 NORMS = {

@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast.ops.kv_cache import reference  # noqa: E402
-from tests.ops.tensors import made  # noqa: E402
+from tests.ops.tensors import assert_same_with_any_number_of_threads, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -183,19 +182,16 @@ def test_a_cache_of_more_elements_than_32_bits_count(device: str) -> None:
 
 
 def test_the_same_with_any_number_of_threads() -> None:
-    threads = torch.get_num_threads()
     rows = [made(600, 8, 64, seed=seed) for seed in (1, 2)]
     mapping = torch.randperm(640, generator=torch.Generator().manual_seed(0))[:600]
-    try:
-        results = []
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            pair = [torch.zeros(10, 64, 8, 64) for _ in range(2)]
-            ops.reshape_and_cache(*rows, *pair, mapping)
-            results.append(pair)
-    finally:
-        torch.set_num_threads(threads)
-    assert all(map(torch.equal, *results)) and torch.equal(results[0][0].flatten(0, 1)[mapping], rows[0])
+    pair = [torch.zeros(10, 64, 8, 64) for _ in range(2)]
+
+    def filled() -> list[Any]:
+        ops.reshape_and_cache(*rows, *(cache.zero_() for cache in pair), mapping)
+        return [cache.clone() for cache in pair]
+
+    assert_same_with_any_number_of_threads(filled)
+    assert torch.equal(pair[0].flatten(0, 1)[mapping], rows[0])
 
 
 # What is replaced in a good call, by name, and the words of the refusal.
@@ -308,7 +304,3 @@ def test_what_overlaps_a_cache_is_refused(place: int, device: str) -> None:
     with pytest.raises(RuntimeError, match=f"reshape_and_cache: {name} overlaps key_cache in memory, which is written"):
         ops.reshape_and_cache(*given)
     assert torch.equal(flat, kept)
-
-
-def test_load_says_where_the_kernels_come_from(device: str) -> None:
-    assert precast.load("reshape_and_cache", device).family == "kv_cache"

@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast.ops.layer_norm import reference  # noqa: E402
-from tests.ops.tensors import made  # noqa: E402
+from tests.ops.tensors import assert_captured, assert_same_with_any_number_of_threads, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -202,17 +201,10 @@ def test_eps_is_used(device: str, assert_accurate: Callable[..., None]) -> None:
 
 def test_the_same_numbers_with_any_number_of_threads() -> None:
     x, weight = made(300, 769), made(769, seed=1)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            backward = torch.ops.precast.layer_norm_backward(x, x, weight, EPS, True, True)
-            results.append((ops.layer_norm(x, weight, weight), *backward))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(map(torch.equal, other, results[0]))
+    backward = torch.ops.precast.layer_norm_backward
+    assert_same_with_any_number_of_threads(
+        lambda: (ops.layer_norm(x, weight, weight), *backward(x, x, weight, EPS, True, True))
+    )
 
 
 @pytest.mark.gpu
@@ -225,14 +217,7 @@ def test_offsets_beyond_32_bits() -> None:
 @pytest.mark.gpu
 def test_capture_in_a_cuda_graph() -> None:
     x, weight, bias = made(64, 1024, device="cuda"), made(1024, device="cuda"), made(1024, device="cuda", seed=1)
-    expected = ops.layer_norm(x, weight, bias)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = ops.layer_norm(x, weight, bias)
-    result.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(result, expected)
+    assert_captured(lambda: ops.layer_norm(x, weight, bias))
 
 
 BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, ...]], str]] = {
@@ -268,8 +253,3 @@ def test_a_gradient_of_another_shape_is_refused(device: str) -> None:
     x = made(4, 8, device=device)
     with pytest.raises(RuntimeError, match=r"layer_norm_backward: grad has shape \(3, 8\); needed \(4, 8\), as x"):
         torch.ops.precast.layer_norm_backward(x[:3], x, None, EPS, True, True)
-
-
-def test_load_says_where_the_kernels_come_from(device: str) -> None:
-    assert precast.load("layer_norm", device).family == "layer_norm"
-    assert precast.load("layer_norm_backward", device).family == "layer_norm_backward"

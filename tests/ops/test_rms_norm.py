@@ -10,12 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast._builder import catalogue  # noqa: E402
 from precast.ops import _folders  # noqa: E402
 from precast.ops.rms_norm import casting_code, reference  # noqa: E402
-from tests.ops.tensors import layouts, made  # noqa: E402
+from tests.ops.tensors import assert_same_with_any_number_of_threads, layouts, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -146,15 +145,7 @@ def test_eps_is_used(device: str, assert_accurate: Callable[..., None]) -> None:
 
 def test_the_same_numbers_with_any_number_of_threads() -> None:
     x, weight = made(300, 769), made(769, seed=1)
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(ops.rms_norm(x, weight))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(results[0], other) for other in results[1:])
+    assert_same_with_any_number_of_threads(lambda: ops.rms_norm(x, weight))
 
 
 BAD = {
@@ -283,9 +274,3 @@ def test_unknown_casting_lists_the_names() -> None:
         ops.rms_norm(x, weight, casting="gemma3")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="casting is 3; needed 0, 1 or 2"):
         torch.ops.precast.rms_norm(x, weight, EPS, 3)
-
-
-def test_load_says_where_the_kernels_come_from(device: str) -> None:
-    loaded = precast.load("rms_norm", device)
-    assert loaded.family == "rms_norm"
-    assert loaded.device == device

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 from precast import ops  # noqa: E402
 from precast.ops.rotary import reference  # noqa: E402
-from tests.ops.tensors import made  # noqa: E402
+from tests.ops.tensors import assert_same_with_any_number_of_threads, made  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -172,15 +172,7 @@ def test_nothing(shape: tuple[int, ...], device: str) -> None:
 def test_the_same_numbers_with_any_number_of_threads() -> None:
     query, key = made(300, 7, 96), made(300, 2, 96)
     cos, sin = tables(300, 40)
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(ops.rotary_embedding(query, key, cos, sin))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(map(torch.equal, results[0], other) for other in results[1:])
+    assert_same_with_any_number_of_threads(lambda: ops.rotary_embedding(query, key, cos, sin))
 
 
 # ---- derivatives ----

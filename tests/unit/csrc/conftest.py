@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from tests.unit.csrc.entry_points import entry_points
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
@@ -109,63 +109,26 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the norms."""
-    return build_emulated(NORMS, tmp_path_factory.mktemp("emulated"))
+def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The library of folders of csrc, built once."""
+    return functools.cache(lambda *folders: build_emulated(folders, tmp_path_factory.mktemp("emulated")))
 
 
 @pytest.fixture(scope="session")
-def emulated_softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of softmax."""
-    return build_emulated(("softmax",), tmp_path_factory.mktemp("emulated"))
+def emulator(emulated_library: Callable[..., Path]) -> Callable[..., Emulated]:
+    """The ops of folders of csrc."""
+
+    def ops_of(*folders: str) -> Emulated:
+        families = [family for family in catalogue.FAMILIES if str(family.device).partition("/")[0] in folders]
+        return Emulated(emulated_library(*folders), families)
+
+    return functools.cache(ops_of)
 
 
-@pytest.fixture(scope="session")
-def emulated_losses(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of cross entropy."""
-    return build_emulated(("losses",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def emulated_activations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the gated activations."""
-    return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def emulated_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the ops over lists of tensors."""
-    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def emulated_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the image ops."""
-    return build_emulated(("image",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def emulated_rotary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of rotary embedding."""
-    return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def emulated_kv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the ops on paged caches."""
-    return build_emulated(("kv_cache",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def emulated_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the ops for a mixture of experts."""
-    return build_emulated(("moe",), tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="session")
-def gpu(emulated: Path) -> Emulated:
-    device_code = [(family, family.device) for family in catalogue.FAMILIES if family.device is not None]
-    return Emulated(emulated, [family for family, device in device_code if device.split("/")[0] in NORMS])
+@pytest.fixture(scope="module")
+def gpu(request: pytest.FixtureRequest, emulator: Callable[..., Emulated]) -> Emulated:
+    """The ops of the folders that a module lists as ``EMULATED``."""
+    return emulator(*request.module.EMULATED)
 
 
 class EmulatedLists:
@@ -212,7 +175,11 @@ class PlainLists:
 
 @pytest.fixture(scope="session", params=["emulated", "plain"])
 def _list_ops(request: pytest.FixtureRequest) -> EmulatedLists | PlainLists:
-    return PlainLists() if request.param == "plain" else EmulatedLists(request.getfixturevalue("emulated_lists"))
+    return (
+        PlainLists()
+        if request.param == "plain"
+        else EmulatedLists(request.getfixturevalue("emulated_library")("multi_tensor"))
+    )
 
 
 @pytest.fixture

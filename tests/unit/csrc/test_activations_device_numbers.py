@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._builder import catalogue  # noqa: E402
 from precast.ops.activations import reference  # noqa: E402
 from tests.unit.csrc import emulated  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("activations",)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 KINDS = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul"]  # the last one: of exchanged halves
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated_activations: Path) -> Emulated:
-    return Emulated(emulated_activations, [catalogue.get("activations"), catalogue.get("activations_backward")])
 
 
 made = functools.partial(emulated.made, scale=2.0)

@@ -13,6 +13,7 @@ from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("rms_norm", "layer_norm")
 EPS = 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from tests.ops import ranks  # noqa: E402
 from tests.ops.test_sharded_optimizers import CASES, NORMS, failures, failures_of_checkpoints  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.fsdp2]
+
+
+@pytest.fixture(scope="session")
+def emulated_lists(emulated_library: Callable[..., Path]) -> Path:
+    return emulated_library("multi_tensor")
 
 
 @pytest.fixture(scope="module")

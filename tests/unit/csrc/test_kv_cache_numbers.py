@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._builder import catalogue  # noqa: E402
 from precast.ops.kv_cache import reference  # noqa: E402
+from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("kv_cache",)
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 BLOCKS, SIZE = 4, 6
-
-
-class Emulated:
-    """The ops of the emulated library, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = torch.library.Library("precast_emulated_kv_cache", "DEF")
-        for schema in catalogue.get("kv_cache").ops:
-            self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(b"precast_emulated_kv_cache")
-        self.ops = torch.ops.precast_emulated_kv_cache
-
-    def launches(self) -> str:
-        text: bytes = self.c.emulated_launches()
-        return text.decode().strip()
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated_kv_cache: Path) -> Emulated:
-    return Emulated(emulated_kv_cache)
-
-
-def made(*shape: int, dtype: Any = F32, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
 def caches(heads: int, width: int, x: int | None, dtype: Any, *, by_element: bool = False) -> tuple[Any, Any]:

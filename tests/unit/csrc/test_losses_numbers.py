@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._builder import catalogue  # noqa: E402
 from precast.ops.losses import reference  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("losses",)
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 IGNORED = 2
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated_losses: Path) -> Emulated:
-    return Emulated(emulated_losses, [catalogue.get("cross_entropy")])
 
 
 def called(rows: int, columns: int, dtype: Any, kind: Any = torch.int64) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,9 @@ from tests.unit.csrc.emulated import Emulated, made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("moe",)
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 OPS = [op for name in ("moe_routing", "moe") for op in catalogue.get(name).op_names]
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated_moe: Path) -> Emulated:
-    return Emulated(emulated_moe, [catalogue.get("moe"), catalogue.get("moe_routing")])
 
 
 def check(gpu: Emulated, op: str, *args: Any, tolerance: float = 1e-5) -> str:

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._builder import catalogue  # noqa: E402
 from precast.ops.rotary import reference  # noqa: E402
+from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("rotary",)
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-SPACE = "precast_emulated_rotary"
-
-
-class Emulated:
-    """The ops of the emulated library, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = torch.library.Library(SPACE, "DEF")
-        for schema in catalogue.get("rotary").ops:
-            self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(SPACE.encode())
-        self.rotate = getattr(torch.ops, SPACE).rotary_embedding
-        self.rotate_ = getattr(torch.ops, SPACE).rotary_embedding_
-
-    def launches(self) -> str:
-        text: bytes = self.c.emulated_launches()
-        return text.decode().strip()
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated_rotary: Path) -> Emulated:
-    return Emulated(emulated_rotary)
-
-
-def made(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
 def tables(rows: int, half: int, dtype: Any = torch.float32) -> tuple[Any, Any]:
@@ -91,7 +62,7 @@ def test_values(
     query, key = made(*shape, dtype=dtype), made(*shape[:-2], more, shape[-1], dtype=dtype, seed=1)
     cos, sin = tables(shape[-3], half)
     gpu.launches()
-    ours = gpu.rotate(query, key if more else None, cos, sin, None, interleaved, False)
+    ours = gpu.ops.rotary_embedding(query, key if more else None, cos, sin, None, interleaved, False)
     assert gpu.launches() == f"rotary_{NAMES[dtype]}{kernel and f'_{kernel}'}<{blocks},128x1>"
     assert_rotated(ours[0], query, cos, sin, None, interleaved, False)
     if more:
@@ -111,7 +82,7 @@ def test_tables_and_positions(gpu: Emulated, dtype: Any, half: int, wide: bool, 
     cos, sin = tables(11, half, torch.float32 if wide else dtype)
     positions = torch.tensor([10, 0, 3, 3, 7], dtype=kind)
     for options in ((False, True), (True, False), (True, True)):
-        ours = gpu.rotate(query, key, cos, sin, positions, *options)
+        ours = gpu.ops.rotary_embedding(query, key, cos, sin, positions, *options)
         assert_rotated(ours[0], query, cos, sin, positions, *options)
         assert_rotated(ours[1], key, cos, sin, positions, *options)
 
@@ -123,7 +94,7 @@ def test_a_position_outside_of_the_tables_makes_nan_of_what_it_rotates(gpu: Emul
     cos, sin = tables(3, half)
     for kind in (torch.int32, torch.int64):
         positions = torch.tensor([2, 3, -1, 2_000_000_000], dtype=kind)
-        ours, _ = gpu.rotate(query, None, cos, sin, positions, False, False)
+        ours, _ = gpu.ops.rotary_embedding(query, None, cos, sin, positions, False, False)
         assert not ours[0].isnan().any()
         assert bool(ours[1:, :, : 2 * half].isnan().all())
         assert torch.equal(ours[1:, :, 2 * half :], query[1:, :, 2 * half :])
@@ -156,9 +127,9 @@ def test_any_layout_gives_the_bits_of_the_plain_one(gpu: Emulated, layout: str, 
     plain = x.clone(memory_format=torch.contiguous_format)
     for query, key in ((x, None), (plain, x), (x, x)):
         gpu.launches()
-        ours = gpu.rotate(query, key, cos, sin, None, interleaved, False)
+        ours = gpu.ops.rotary_embedding(query, key, cos, sin, None, interleaved, False)
         assert ("any" in gpu.launches()) != vectors
-        right = gpu.rotate(plain, None if key is None else plain, cos, sin, None, interleaved, False)
+        right = gpu.ops.rotary_embedding(plain, None if key is None else plain, cos, sin, None, interleaved, False)
         assert all(map(torch.equal, ours, right))
 
 
@@ -173,9 +144,9 @@ def test_tables_in_any_layout(gpu: Emulated, interleaved: bool) -> None:
         (both[:1, :32].expand(4, 32), both[:, 32:], True),
     ):
         gpu.launches()
-        ours, _ = gpu.rotate(query, None, cos, sin, None, interleaved, False)
+        ours, _ = gpu.ops.rotary_embedding(query, None, cos, sin, None, interleaved, False)
         assert ("any" in gpu.launches()) != vectors
-        right, _ = gpu.rotate(query, None, cos.contiguous(), sin.contiguous(), None, interleaved, False)
+        right, _ = gpu.ops.rotary_embedding(query, None, cos.contiguous(), sin.contiguous(), None, interleaved, False)
         assert torch.equal(ours, right)
 
 
@@ -186,8 +157,8 @@ def test_in_place_is_the_same(gpu: Emulated, half: int, width: int, interleaved:
     cos, sin = tables(6, half)
     packed = made(6, 8, width, dtype=torch.bfloat16)
     kept = packed.clone()
-    right = gpu.rotate(packed[:, :5], packed[:, 5:7], cos, sin, None, interleaved, False)
-    assert gpu.rotate_(packed[:, :5], packed[:, 5:7], cos, sin, None, interleaved, False) is None
+    right = gpu.ops.rotary_embedding(packed[:, :5], packed[:, 5:7], cos, sin, None, interleaved, False)
+    assert gpu.ops.rotary_embedding_(packed[:, :5], packed[:, 5:7], cos, sin, None, interleaved, False) is None
     assert torch.equal(packed[:, :5], right[0]) and torch.equal(packed[:, 5:7], right[1])
     assert torch.equal(packed[:, 7:], kept[:, 7:])
 
@@ -196,8 +167,8 @@ def test_back_is_where_it_came_from(gpu: Emulated) -> None:
     query, key = made(6, 2, 48), made(6, 1, 48, seed=1)
     cos, sin = tables(6, 24)
     for interleaved in (False, True):
-        there = gpu.rotate(query, key, cos, sin, None, interleaved, False)
-        back = gpu.rotate(*there, cos, sin, None, interleaved, True)
+        there = gpu.ops.rotary_embedding(query, key, cos, sin, None, interleaved, False)
+        back = gpu.ops.rotary_embedding(*there, cos, sin, None, interleaved, True)
         torch.testing.assert_close(back, (query, key), rtol=1e-5, atol=1e-5)
 
 
@@ -206,14 +177,16 @@ def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
     empty = torch.empty
     for shape, more, half in (((0, 4, 8), 2, 4), ((3, 0, 8), 0, 4), ((3, 4, 0), 2, 0), ((0, 3, 4, 8), 2, 2)):
         cos = empty(shape[-3], half)
-        ours = gpu.rotate(empty(shape), empty(*shape[:-2], more, shape[-1]), cos, cos, None, False, False)
+        ours = gpu.ops.rotary_embedding(empty(shape), empty(*shape[:-2], more, shape[-1]), cos, cos, None, False, False)
         assert [tuple(one.shape) for one in ours] == [shape, (*shape[:-2], more, shape[-1])]
-        gpu.rotate_(empty(shape), empty(*shape[:-2], more, shape[-1]), cos, cos, None, False, False)
+        gpu.ops.rotary_embedding_(empty(shape), empty(*shape[:-2], more, shape[-1]), cos, cos, None, False, False)
     x = made(3, 4, 8)
-    gpu.rotate_(x, None, empty(3, 0), empty(3, 0), None, False, False)  # and nothing to rotate
+    gpu.ops.rotary_embedding_(x, None, empty(3, 0), empty(3, 0), None, False, False)  # and nothing to rotate
     assert torch.equal(x, made(3, 4, 8))
     assert gpu.launches() == ""
-    ours = gpu.rotate(empty(3, 0, 8), made(3, 2, 8), *tables(3, 4), None, False, False)  # a query without heads
+    ours = gpu.ops.rotary_embedding(
+        empty(3, 0, 8), made(3, 2, 8), *tables(3, 4), None, False, False
+    )  # a query without heads
     assert_rotated(ours[1], made(3, 2, 8), *tables(3, 4), None, False, False)
 
 
@@ -221,7 +194,7 @@ def test_many_leading_dimensions_take_several_launches(gpu: Emulated) -> None:
     x = made(65_537, 1, 1, 2)
     cos, sin = tables(1, 1)
     gpu.launches()
-    ours, _ = gpu.rotate(x, None, cos, sin, None, False, False)
+    ours, _ = gpu.ops.rotary_embedding(x, None, cos, sin, None, False, False)
     assert gpu.launches() == "rotary_f32_any<1x65535,128x1> rotary_f32_any<1x2,128x1>"
     assert_rotated(ours, x, cos, sin, None, False, False)
 
@@ -229,7 +202,7 @@ def test_many_leading_dimensions_take_several_launches(gpu: Emulated) -> None:
 def test_a_token_wider_than_a_launch_is_refused(gpu: Emulated) -> None:
     x = torch.empty(1, 1, 2).expand(1, 1 << 29, 2)
     with pytest.raises(RuntimeError, match=r"a token has 536870912 heads of 2 elements; needed fewer than 2\^30"):
-        gpu.rotate(x, None, torch.ones(1, 1), torch.ones(1, 1), None, False, False)
+        gpu.ops.rotary_embedding(x, None, torch.ones(1, 1), torch.ones(1, 1), None, False, False)
 
 
 def test_the_divisions_of_every_number_of_heads(gpu: Emulated) -> None:
@@ -238,5 +211,5 @@ def test_the_divisions_of_every_number_of_heads(gpu: Emulated) -> None:
         for units in (1, 3, 5, 20):
             x = torch.arange(3 * heads, dtype=torch.float32).view(3, heads, 1).repeat(1, 1, 8 * units)
             cos, sin = torch.ones(3, 4 * units), torch.zeros(3, 4 * units)
-            ours, _ = gpu.rotate(x, None, cos, sin, None, False, False)
+            ours, _ = gpu.ops.rotary_embedding(x, None, cos, sin, None, False, False)
             assert torch.equal(ours, x)

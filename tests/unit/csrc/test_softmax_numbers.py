@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._builder import catalogue  # noqa: E402
 from precast.ops.softmax import reference  # noqa: E402
 from tests.unit.csrc import emulated  # noqa: E402
 from tests.unit.csrc.emulated import Emulated  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+EMULATED = ("softmax",)
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 INFINITY = float("inf")
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated_softmax: Path) -> Emulated:
-    return Emulated(emulated_softmax, [catalogue.get("softmax"), catalogue.get("softmax_backward")])
 
 
 made = functools.partial(emulated.made, scale=3.0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._builder import catalogue  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -21,20 +19,20 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SHAPES = [(F32, 1, 512), (F32, 5, 388), (BF16, 3, 1024), (BF16, 5, 264), (F16, 2, 520)]
 
 
-@pytest.fixture(scope="module")
-def norms(emulated: Path) -> Iterator[Emulated]:
-    gpu = Emulated(emulated, [catalogue.get(name) for name in ("rms_norm", "layer_norm")])
+def in_clusters(gpu: Emulated) -> Iterator[Emulated]:
     gpu.c.emulated_clusters(64)
     yield gpu
     gpu.c.emulated_clusters(0)
 
 
 @pytest.fixture(scope="module")
-def softmax(emulated_softmax: Path) -> Iterator[Emulated]:
-    gpu = Emulated(emulated_softmax, [catalogue.get(name) for name in ("softmax", "softmax_backward")])
-    gpu.c.emulated_clusters(64)
-    yield gpu
-    gpu.c.emulated_clusters(0)
+def norms(emulator: Callable[..., Emulated]) -> Iterator[Emulated]:
+    yield from in_clusters(emulator("rms_norm", "layer_norm"))
+
+
+@pytest.fixture(scope="module")
+def softmax(emulator: Callable[..., Emulated]) -> Iterator[Emulated]:
+    yield from in_clusters(emulator("softmax"))
 
 
 def assert_close(ours: Any, exact: Any) -> None:
