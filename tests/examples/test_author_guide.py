@@ -1,4 +1,4 @@
-"""The guide for kernel authors, executed: its files are written, its commands run, its wheel is published and used."""
+"""The guide for kernel authors, executed; and for each kind of package the way from ``init`` to an installed wheel."""
 
 from __future__ import annotations
 
@@ -6,58 +6,54 @@ import os
 import re
 import shlex
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from examples import downstream
+from precast._abi.build_info import BuildInfo
+from precast._abi.settings import Settings
+from precast.build import __main__ as build_main
+from precast.build import environments, wheels
+from tests.kit import spawn
 from tests.kit.loopback import served
+from tests.kit.spawn import CHECKOUT
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "kernel-author.md"
-_BLOCK = re.compile(r"^(?P<before>[^\n]*)\n\n```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"`([\w./]+\.\w+)`:$")  # what ends the line above a block that is a file
+GUIDE = CHECKOUT / "docs" / "guides" / "kernel-author.md"
+_BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8000/"
 
 
-@dataclass(frozen=True)
-class Step:
-    """A file to write, or commands to run."""
-
-    path: str | None
-    text: str
-
-
-def steps(page: str) -> Iterator[Step]:
-    """The blocks of the half that is about a package of one's own, in their order; ``text`` blocks are for reading."""
-    half = page[page.index("## A package of your own") :]
-    for block in _BLOCK.finditer(half):
-        named = _FILE.search(block["before"])
-        if named is not None:
-            yield Step(named[1], block["text"])
-        elif block["kind"] != "text":
-            assert block["kind"] == "sh", f"neither a file nor commands: {block['text']}"
-            yield Step(None, block["text"])
+def commands(page: str) -> Iterator[str]:
+    """The commands of the half about a package of one's own, in their order; ``text`` blocks are for reading."""
+    for block in _BLOCK.finditer(page[page.index("## A package of your own") :]):
+        if block["kind"] != "text":
+            assert block["kind"] == "sh", f"no commands: {block['text']}"
+            yield block["text"]
 
 
-def test_what_is_neither_a_file_nor_commands_is_found() -> None:
+def test_what_is_no_command_is_found() -> None:
     page = "## A package of your own\n\nSay:\n\n```python\nlost = 1\n```\n"
     with pytest.raises(AssertionError, match="lost = 1"):
-        list(steps(page))
+        list(commands(page))
 
 
-def execute(commands: str, python: Path, folder: Path, env: Mapping[str, str]) -> str:
-    """Run commands as a shell does, with `python` of one environment."""
+def execute(text: str, python: Path, folder: Path, env: Mapping[str, str]) -> tuple[str, Path]:
+    """Run commands as a shell does, with `python` of one environment; what they said, and the folder it ends in."""
     said = ""
-    for line in commands.splitlines():
+    for line in text.splitlines():
         words = [str(python) if word == "python" else word for word in shlex.split(line)]
+        if words[0] == "cd":
+            folder = folder / words[1]
+            continue
         # Patterns are left to a shell where there are some.
         run = words if words[0] == str(python) else ["sh", "-ec", line]
         said += downstream.run(run, folder, env)
-    return said
+    return said, folder
 
 
 def test_from_nothing_to_a_published_wheel(tmp_path: Path) -> None:
@@ -68,27 +64,106 @@ def test_from_nothing_to_a_published_wheel(tmp_path: Path) -> None:
     env = {**downstream.environment(tmp_path, {}), "PATH": tools, "PIP_CONFIG_FILE": os.devnull}
     downstream.run([author, "-m", "pip", "install", "-q", "precast"], tmp_path, env)
 
-    project, site = tmp_path / "project", tmp_path / "project" / "site"
-    project.mkdir()
-    every = list(steps(GUIDE.read_text(encoding="utf-8")))
-    assert {step.path for step in every if step.path} >= {"setup.py", "pyproject.toml", "csrc/wave.cpp"}
-    for step in every[:-1]:
-        if step.path is None:
-            execute(step.text, author, project, env)
-            continue
-        path = project / step.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(step.text, encoding="utf-8")
-
+    folder = tmp_path
+    *before, last = commands(GUIDE.read_text(encoding="utf-8"))
+    for text in before:
+        _, folder = execute(text, author, folder, env)
     # Two indexes: the author's, and one that stands for PyPI and has what the wheel requires.
     (tmp_path / "pypi" / "precast").mkdir(parents=True)
     (wheel,) = (tmp_path / "wheels").glob("precast-*.whl")
     (tmp_path / "pypi" / "precast" / wheel.name).hardlink_to(wheel)
-    with served(site) as (address, asked), served(tmp_path / "pypi") as (pypi, _):
+    with served(folder / "site") as (address, asked), served(tmp_path / "pypi") as (pypi, _):
         elsewhere = {name: value for name, value in env.items() if name not in ("PIP_NO_INDEX", "PIP_FIND_LINKS")}
         elsewhere |= {"PIP_INDEX_URL": pypi, "CXX": "/nonexistent"}
-        commands = every[-1].text
-        assert _ADDRESS in commands
-        said = execute(commands.replace(_ADDRESS, address), user, tmp_path, elsewhere)
+        assert _ADDRESS in last
+        said, _ = execute(last.replace(_ADDRESS, address), user, tmp_path, elsewhere)
     assert said.splitlines()[-1] == "[0.5, 0.75, 0.0]"
     assert any(path.startswith("/triangle-wave/triangle_wave-1.0-py3-none-manylinux") for path in asked)
+
+
+def init(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+    monkeypatch.chdir(folder)
+    return build_main.main(["init", *arguments])
+
+
+@pytest.mark.triton
+def test_a_package_in_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no build: its wheel is for every platform, and precast is no requirement of it."""
+    assert init(monkeypatch, tmp_path, "wave_triton", "--triton") == 0
+    downstream.lend(tmp_path / "lent")
+    user = downstream.clean_python(tmp_path / "user", tmp_path / "lent")
+    env = {**downstream.environment(tmp_path, {}), "PIP_CONFIG_FILE": os.devnull}
+    project, site = tmp_path / "wave_triton", tmp_path / "site"
+    wheel = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", site / "wave-triton", project]
+    downstream.run([user, "-m", "pip", *wheel], tmp_path, env)
+    with served(site) as (address, _):
+        elsewhere = {name: value for name, value in env.items() if name not in ("PIP_NO_INDEX", "PIP_FIND_LINKS")}
+        install = ["install", "-q", "--index-url", address, "wave-triton"]
+        downstream.run([user, "-m", "pip", *install], tmp_path, elsewhere)
+    downstream.run([user, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, env)
+    kernel = (
+        "import torch, wave_triton; from wave_triton.triton_wave import wave\n"
+        "x = torch.cat([torch.randn(3000) * 10, torch.arange(-9.0, 9.0)])\n"
+        "assert torch.equal(wave(x), wave_triton.wave(x)) and wave(x[:0]).numel() == 0"
+    )
+    downstream.run([user, "-c", kernel], tmp_path, {**env, "TRITON_INTERPRET": "1"})
+
+
+# On a machine without a GPU torch opens the library, and refuses to use it, as it does with its own kernels.
+USED = """
+import torch, wave_cuda
+assert torch.allclose(wave_cuda.wave(torch.tensor([0.5, 3.25, 4.0])), torch.tensor([0.5, 0.75, 0.0]))
+assert torch._C._dispatch_has_kernel_for_dispatch_key("wave_cuda::wave", "CUDA")
+if torch.cuda.is_available():
+    x = torch.randn(3, 1000, device="cuda")
+    assert torch.allclose(wave_cuda.wave(x).cpu(), wave_cuda.wave(x.cpu()))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.wheel
+def test_a_package_in_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built by nvcc from the package index, in an environment with a torch for CUDA 13.0."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    assert init(monkeypatch, tmp_path, "wave_cuda", "--cpp", "--cuda") == 0
+    site = tmp_path / "site"
+    build = ["wheels", "wave_cuda", "--torch", "2.14", "--cuda", "cu130", "-o", str(site / "wave-cuda")]
+    assert build_main.main(build) == 0
+    (wheel,) = site.glob("*/*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        info = BuildInfo.from_json(archive.read("wave_cuda/_C/build_info.json").decode())
+    assert str(info.label) == "cu130"
+    of = {file.families[0]: file for file in info.host}
+    assert (str(of["cpu"].abi), of["cpu"].cuda_major) == ("torch-stable-2.10", None)
+    assert (str(of["cuda"].abi), of["cuda"].cuda_major) == ("torch-2.14-cxx1", 13)
+    assert [str(code.target) for code in of["cuda"].code] == ["sm_90"]
+    (job,) = wheels.jobs_of("2.14", "cu130")
+    python = environments.folder_of(job, Settings.from_env(os.environ)) / "bin" / "python"
+    with served(site) as (address, _):
+        install = ["install", "--no-deps", "--target", str(tmp_path / "installed"), "--index-url", address, "wave-cuda"]
+        spawn.run(*environments.pip(python, *install))
+    path = [str(tmp_path / "installed"), str(CHECKOUT / "pkg")]
+    code = f"import sys; sys.path[:0] = {path!r}\n{USED}"
+    assert spawn.run(python, "-W", "ignore", "-c", code).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["My-Ops"], "no name for a package"),
+        (["there"], "is there: name another"),
+        (["ops", "--cuda", "--triton"], "not allowed with argument"),
+    ],
+)
+def test_init_writes_over_nothing(
+    arguments: list[str],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        init(monkeypatch, tmp_path, *arguments)
+    assert caught.value.code == 2 and why in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]

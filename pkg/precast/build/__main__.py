@@ -2,6 +2,7 @@
 
 ``python -m precast.build guard WHEEL... -o DIR`` puts libraries behind guards, and merges wheels.
 ``python -m precast.build wheels SOURCE --torch 2.13,2.14`` builds a package for several torches, as one guarded wheel.
+``python -m precast.build init NAME`` writes a complete small package.
 
 Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
 """
@@ -36,6 +37,10 @@ def main(arguments: list[str]) -> int:
         from precast.build import guarding
 
         return guarding.main(arguments[1:])
+    if arguments[:1] == ["init"]:
+        from precast.build import scaffold
+
+        return scaffold.main(arguments[1:])
     if arguments[:1] == ["wheels"]:
         from precast.build import wheels
 

@@ -62,12 +62,15 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     for name in OWN[:2]:
         if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
             raise KernelError(f"{path} is not a wheel\n  found   no {name} in it\n  needed  one in its .dist-info")
+    manifests = _manifests(files)
     label = _label(contents.version, torch)
+    if not label.text and manifests:
+        label = manifests[0][1].label
     made = Finished(path, match["name"], contents.version, contents.tag[2], label, {})
     folders: dict[str, list[tuple[HostFile, bytes]]] = {}
     guards = set[str]()
     taken = set[str]()
-    for folder, info, listed in _manifests(files):
+    for folder, info, listed in manifests:
         placed = {file.path: _placed(file) for file in info.host}
         data = {placed[w].path if w in placed else w: files[f"{folder}/{w}"] for w in listed}
         made.folders[folder] = Folder(tuple(placed.values()), info.device, data)

@@ -20,7 +20,9 @@ from precast.build.environments import Job
 _SOURCES = {".cpp", ".cc", ".cxx", ".c", ".cu"}
 _ASIDE = {"test", "tests", "third_party", "build", "dist", "benchmark", "benchmarks", "examples", "docs"}
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+# What a library has once, and what one with its schemas in Python has instead.
 _LIBRARY = re.compile(r"\b(PyInit_\w+|PYBIND11_MODULE|(STABLE_)?TORCH_LIBRARY(_FRAGMENT)?)\b\s*\(")
+_PART = re.compile(r"\b(STABLE_)?TORCH_LIBRARY_IMPL\b\s*\(")
 _ALL_OF_TORCH = re.compile(r"torch/(extension|torch|all|python|script)\.h|ATen/ATen\.h")
 _SOME_OF_TORCH = re.compile(r"(torch/library|ATen/|c10/|torch/types)")
 # By the headers of torch that a source includes; nvcc with all of them; and more for each GPU target.
@@ -57,13 +59,13 @@ def read(tree: Path) -> tuple[Source, ...]:
     for path in sorted(tree.rglob("*")):
         inside = path.relative_to(tree).parts
         if path.suffix in _SOURCES and path.is_file() and not _ASIDE & set(inside[:-1]) and inside[0][:1] != ".":
-            text = path.read_text(encoding="utf-8", errors="replace")
             names = set(_headers(path, tree, set()))
             torch = "all" if any(map(_ALL_OF_TORCH.match, names)) else "none"
             if torch == "none" and any(map(_SOME_OF_TORCH.match, names)):
                 torch = "some"
-            found.append(Source(path, _LIBRARY.search(text) is not None, torch))
-    return tuple(found)
+            found.append((path, path.read_text(encoding="utf-8", errors="replace"), torch))
+    mark = _LIBRARY if any(_LIBRARY.search(text) for _, text, _ in found) else _PART
+    return tuple(Source(path, mark.search(text) is not None, torch) for path, text, torch in found)
 
 
 def _headers(path: Path, tree: Path, seen: set[Path]) -> Iterator[str]:
@@ -93,7 +95,11 @@ def plan(tree: Path, jobs: Sequence[Job], settings: Settings) -> str:
 
 
 def _amounts(libraries: int, megabytes: float, minutes: float) -> str:
-    return f"{libraries} libraries, {megabytes:.1f} MB unpacked, {math.ceil(minutes)} minutes"
+    return f"{_libraries(libraries)}, {megabytes:.1f} MB unpacked, {math.ceil(minutes)} min"
+
+
+def _libraries(count: int) -> str:
+    return "1 library" if count == 1 else f"{count} libraries"
 
 
 def _fewer(sources: Sequence[Source], jobs: Sequence[Job], settings: Settings) -> Iterator[str]:
@@ -101,7 +107,7 @@ def _fewer(sources: Sequence[Source], jobs: Sequence[Job], settings: Settings) -
     stable = {release for release in torches if release >= STABLE_FLOOR}
     classic = [one for one in sources if one.torch != "none" and one.library]
     if classic and len(stable) > 1:
-        yield f"on torch's stable ABI, {len(classic)} libraries serve every torch from {STABLE_FLOOR} on"
+        yield f"{_libraries(len(classic))} for all torches from {STABLE_FLOOR} on, on torch's stable ABI"
     heavy = [one for one in sources if one.torch == "all" and not one.device]
     if heavy:
         names = ", ".join(one.path.name for one in heavy[:3]) + (", ..." if len(heavy) > 3 else "")

@@ -1,0 +1,268 @@
+"""``python -m precast.build init NAME [--cpp] [--cuda | --triton]``: a complete small package with one op.
+
+The op is declared once, in Python, so that graphs know it before a library is opened. ``--cpp`` implements it on the
+CPU for every torch from 2.10 on, ``--cuda`` by nvcc for the torch that builds it, ``--triton`` without a build. Without
+``--cpp`` the CPU computes it in plain torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from precast._abi.torch_abi import STABLE_FLOOR
+
+_INIT = '''"""A triangle wave: how far each value is from the nearest even integer."""
+
+import torch
+from torch import Tensor
+@imports@
+_LIBRARY = torch.library.Library("@name@", "DEF")
+_LIBRARY.define("wave(Tensor x) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
+torch.library.register_fake("@name@::wave")(torch.empty_like)
+
+@loads@
+
+def wave(x: Tensor) -> Tensor:
+    """``|x - 2 round(x / 2)|``, for float32."""
+    return torch.ops.@name@.wave(x)
+'''
+_LOAD_CPU = 'load_library("@name@", "cpu")  # proved to fit before it is opened; else PrebuiltRefused says why\n'
+_PLAIN_CPU = '_LIBRARY.impl("wave", lambda x: (x - 2 * (x / 2).round()).abs(), "CPU")\n'
+_LOAD_CUDA = 'if torch.version.cuda is not None:\n    load_library("@name@", "cuda")\n'
+_LOAD_TRITON = '_LIBRARY.impl("wave", triton_wave.wave, "CUDA")\n'
+
+_CPP = """#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cmath>
+
+using torch::stable::Tensor;
+
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;  // elements that are worth a thread
+
+Tensor wave(const Tensor& given) {
+  STD_TORCH_CHECK(given.scalar_type() == torch::headeronly::ScalarType::Float, "wave: x must be float32");
+  const Tensor x = torch::stable::contiguous(given);
+  Tensor out = torch::stable::empty_like(x);
+  const float* from = static_cast<const float*>(x.data_ptr());
+  float* to = static_cast<float*>(out.data_ptr());
+  torch::stable::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i] = std::fabs(from[i] - 2 * std::nearbyint(from[i] / 2));
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(@name@, CPU, m) { m.impl("wave", TORCH_BOX(&wave)); }
+"""
+_CUDA_CPP = """// Torch's headers are here alone: nvcc needs a minute for them in a .cu file.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "wave.h"
+
+namespace {
+
+at::Tensor wave(const at::Tensor& given) {
+  TORCH_CHECK(given.scalar_type() == at::kFloat, "wave: x must be float32");
+  const c10::cuda::CUDAGuard guard(given.device());
+  const at::Tensor x = given.contiguous();
+  at::Tensor out = at::empty_like(x);
+  const float* from = x.const_data_ptr<float>();
+  float* to = out.mutable_data_ptr<float>();
+  const char* failed = launch_wave(from, to, x.numel(), c10::cuda::getCurrentCUDAStream());
+  TORCH_CHECK(failed == nullptr, "wave: ", failed);
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(@name@, CUDA, m) { m.impl("wave", &wave); }
+"""
+_CUDA_H = """#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+// Computes n values on a stream; returns what CUDA says is wrong, or nullptr.
+const char* launch_wave(const float* from, float* to, int64_t n, cudaStream_t stream);
+"""
+_CUDA_CU = """#include "wave.h"
+
+namespace {
+
+__global__ void wave(const float* from, float* to, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) to[i] = fabsf(from[i] - 2 * nearbyintf(from[i] / 2));
+}
+
+}  // namespace
+
+const char* launch_wave(const float* from, float* to, int64_t n, cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  if (n == 0) return nullptr;
+  wave<<<static_cast<unsigned>((n + kThreads - 1) / kThreads), kThreads, 0, stream>>>(from, to, n);
+  const cudaError_t status = cudaGetLastError();
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+"""
+_TRITON = '''"""The kernel for GPUs."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _wave(source, target, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    x = tl.load(source + at, mask=at < n)
+    half = x * 0.5
+    low = tl.floor(half)
+    odd = low - 2 * tl.floor(low * 0.5)
+    up = (half - low > 0.5) | ((half - low == 0.5) & (odd == 1))  # ties go to the even integer, as in torch
+    tl.store(target + at, tl.abs(x - 2 * tl.where(up, low + 1, low)), mask=at < n)
+
+
+def wave(given: Tensor) -> Tensor:
+    """One value for each value of a float32 tensor."""
+    if given.dtype != torch.float32:
+        raise RuntimeError(f"wave: x must be float32, not {given.dtype}")
+    x = given.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        _wave[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), BLOCK)
+    return out
+'''
+_SETUP = """from setuptools import setup
+@cuda_import@
+from precast.build import BuildExtension, @stable_import@ext_modules
+
+setup(
+    ext_modules=ext_modules(
+@modules@    ),
+    cmdclass={"build_ext": BuildExtension},
+)
+"""
+_STABLE = '        StableExtension("@name@.cpu", ["csrc/wave.cpp"]),  # every torch from @floor@ on\n'
+_OF_TORCH = '        CUDAExtension("@name@.cuda", ["csrc/cuda.cpp", "csrc/wave.cu"]),  # the torch that builds it\n'
+_PYPROJECT = """[build-system]
+requires = [@requires@]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "@distribution@"
+version = "1.0"
+requires-python = ">=3.10"
+dependencies = [@dependencies@]
+
+[tool.setuptools]
+packages = ["@name@"]
+"""
+_TEST = """import pytest
+import torch
+
+from @name@ import wave
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 100_003)])
+def test_numbers(shape, device):
+    x = torch.randn(shape, device=device) * 10
+    for given in (x, x.mT if x.dim() > 1 else x):
+        exact = (given.double() - 2 * (given.double() / 2).round()).abs()
+        torch.testing.assert_close(wave(given).double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphs(device):
+    torch.library.opcheck(torch.ops.@name@.wave.default, (torch.randn(5, device=device),))
+"""
+_TEST_REFUSAL = """
+
+def test_bad_input():
+    with pytest.raises(RuntimeError, match="x must be float32"):
+        wave(torch.ones(2, dtype=torch.int64))
+"""
+_IGNORED = "build/\ndist/\n*.egg-info/\n__pycache__/\n# What an editable install puts next to the sources.\n_C/\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the package into a new folder. Exit status 2: a bad name, or the folder is there."""
+    parser = argparse.ArgumentParser(prog="python -m precast.build init", description=__doc__)
+    parser.add_argument("name", help="of the package, as it is imported, and of its folder")
+    parser.add_argument("--cpp", action="store_true", help="C++ for the CPU; the default if no kind is named")
+    gpu = parser.add_mutually_exclusive_group()
+    gpu.add_argument("--cuda", action="store_true", help="CUDA C++ for GPUs, by nvcc")
+    gpu.add_argument("--triton", action="store_true", help="Triton for GPUs")
+    options = parser.parse_args(arguments)
+    root = Path(options.name)
+    if not (options.name.isidentifier() and options.name.isascii() and options.name == options.name.lower()):
+        parser.error(f"{options.name} is no name for a package: wanted lower-case letters, digits and underscores")
+    if root.exists():
+        parser.error(f"{root.absolute()} is there: name another, or remove it")
+    cpp = options.cpp or not (options.cuda or options.triton)
+    for where, text in files(options.name, cpp=cpp, cuda=options.cuda, triton=options.triton).items():
+        (root / where).parent.mkdir(parents=True, exist_ok=True)
+        (root / where).write_text(text, encoding="utf-8")
+        print(root / where)
+    sys.stdout.flush()
+    return 0
+
+
+def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str]:
+    """The files of the package by their paths. Each kind adds its sources, and its lines to the common files."""
+    imports = (
+        "\nfrom precast.build import load_library\n" * (cpp or cuda) + f"\nfrom {name} import triton_wave\n" * triton
+    )
+    loads = (_LOAD_CPU if cpp else _PLAIN_CPU) + _LOAD_CUDA * cuda + _LOAD_TRITON * triton
+    made = {
+        f"{name}/__init__.py": _INIT.replace("@imports@", imports).replace("@loads@", loads),
+        "pyproject.toml": _PYPROJECT.replace("@requires@", _quoted(["setuptools>=77.0.3", *_build(cpp, cuda)]))
+        .replace(
+            "@dependencies@", _quoted([f"torch>={STABLE_FLOOR}", *["precast"] * (cpp or cuda), *["triton"] * triton])
+        )
+        .replace("@distribution@", name.replace("_", "-")),
+        "tests/test_wave.py": _TEST + _TEST_REFUSAL * cpp,
+        ".gitignore": _IGNORED + "".join(f"/{name}/{one}.py\n" for one in ("cpu",) * cpp + ("cuda",) * cuda),
+    }
+    if cpp:
+        made["csrc/wave.cpp"] = _CPP
+    if cuda:
+        made |= {"csrc/cuda.cpp": _CUDA_CPP, "csrc/wave.h": _CUDA_H, "csrc/wave.cu": _CUDA_CU}
+        made["MANIFEST.in"] = "include csrc/*.h\n"
+    if triton:
+        made[f"{name}/triton_wave.py"] = _TRITON
+    if cpp or cuda:
+        of_torch = "from torch.utils.cpp_extension import CUDAExtension\n" * cuda
+        made["setup.py"] = (
+            _SETUP.replace("@cuda_import@\n", of_torch + "\n")
+            .replace("@stable_import@", "StableExtension, " * cpp)
+            .replace("@modules@", _STABLE * cpp + _OF_TORCH * cuda)
+        )
+    return {where: text.replace("@name@", name).replace("@floor@", str(STABLE_FLOOR)) for where, text in made.items()}
+
+
+def _build(cpp: bool, cuda: bool) -> list[str]:
+    return (["ninja", "precast"] if cpp or cuda else []) + ["torch"] * cuda
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return ", ".join(f'"{word}"' for word in words)
