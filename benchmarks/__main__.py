@@ -26,6 +26,7 @@ NAMES = (
     "cpu_optim",
     "cpu_rows",
     "cpu_serving",
+    "cpu_image",
     "device_jit",
     "norm",
     "layer_norm",

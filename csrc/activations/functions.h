@@ -1,4 +1,4 @@
-// The elementary functions of the activations, sixteen lanes at a time. Included only by cpu.cpp.
+// The elementary functions of the activations, sixteen lanes at a time. The image ops use them too.
 #pragma once
 
 #include "../common/exponential.h"

@@ -37,18 +37,55 @@ using BiasActFunction = void (*)(const BiasActWork& work, int64_t begin, int64_t
 using SumFunction = void (*)(const double* parts, int64_t lines, int64_t channels, int64_t each, void* result,
                              int dtype);
 
-struct UpfirdnWork {
-  const void* x;
-  const void* filter;
-  void* y;
-  int64_t x_plane, y_plane;  // elements from one plane to the next; planes have no gaps inside
-  Axis vertical, horizontal;
-  double gain;
-  int dtype;
-  bool flip, wide_filter;
+// A filter is applied as a sum of terms: a column of factors over rows of x, then taps along the resulting row. A
+// filter that is a product of a column and a row is one term, any other has one term for each of its columns.
+struct Factor {
+  double wide;  // for float64
+  float narrow;
 };
 
-// Rows [begin, end) of y, counted through all planes.
+struct Tap {
+  Factor factor;
+  int at;    // the pixel that result 0 of the phase reads, counted from the group's first
+  int area;  // the buffer that it is in, 0 or 1
+};
+
+// Taps that read the same buffers. With steps, a buffer has every `every`-th pixel of a row, from `low` on.
+struct Group {
+  int first, last;  // taps
+  int column;       // of factors
+  int low, slot;    // result 0 begins with pixel low * every + slot
+};
+
+// The results `first`, `first + results`, ... along a row. Results that meet no tap have no phase, and are zero before.
+struct Phase {
+  int first, first_group, last_group;
+};
+
+constexpr int kSpan = 15;      // the largest span
+constexpr int kChannels = 64;  // channels at a time, where they are innermost
+
+struct UpfirdnWork {
+  const void* x;
+  void* y;
+  int64_t channels;  // 1 unless channels are innermost: then an image is a plane
+  Axis vertical, horizontal;
+  const Tap* taps;
+  const Group* groups;
+  const Phase* phases;
+  const Factor* columns;  // each of vertical.taps factors
+  int phase_count;
+  int results, every;   // horizontal.up and horizontal.down without common factors
+  int vertical_phases;  // vertical.up without the factors of vertical.down
+  int span;             // the largest Tap::at
+  bool shared;          // all groups read the same
+  bool halves;          // every is 2, and groups read both halves of a row
+  int dtype;
+};
+
+inline int64_t channel_blocks(const UpfirdnWork& work) { return (work.channels + kChannels - 1) / kChannels; }
+
+// Rows [begin, end) of y, counted through all images and blocks of channels.
 using UpfirdnFunction = void (*)(const UpfirdnWork& work, int64_t begin, int64_t end);
 
 #define PRECAST_IMAGE_CPU_LEVEL(level)                                                                         \

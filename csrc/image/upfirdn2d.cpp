@@ -1,4 +1,8 @@
 // Upsample, filter and downsample images: checks, allocation, and the choice of a kernel.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
 #include "../common/entry_points.h"
 #include "entries.h"
 #include "image.h"
@@ -132,24 +136,145 @@ void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Ten
   });
 }
 
+// ---- the CPU: the filter as terms (cpu.h) ----
+
+double tap_of(const Call& call, const void* filter, int y, int x) {
+  const int rows = call.vertical.taps, columns = call.horizontal.taps;
+  const int64_t at = int64_t{call.flip ? y : rows - 1 - y} * columns + (call.flip ? x : columns - 1 - x);
+  return call.wide_filter ? static_cast<const double*>(filter)[at]
+                          : static_cast<double>(static_cast<const float*>(filter)[at]);
+}
+
+// The tap whose column and row, divided by it, have the filter as their product; or -1 if it is no product. The least
+// of the taps keeps binomial filters exact. One that is far below the others could be a rounding.
+int64_t pivot_of(const Call& call, const void* filter) {
+  const int rows = call.vertical.taps, columns = call.horizontal.taps;
+  double largest = 0, least = INFINITY;
+  const auto each = [&](const auto& body) {
+    for (int y = 0; y < rows; ++y) {
+      for (int x = 0; x < columns; ++x) body(y, x, tap_of(call, filter, y, x));
+    }
+  };
+  each([&](int, int, double tap) { largest = std::fmax(largest, std::fabs(tap)); });
+  int64_t pivot = -1;
+  each([&](int y, int x, double tap) {
+    const double size = std::fabs(tap);
+    if (size < least && size > 1e-6 * largest) least = size, pivot = int64_t{y} * columns + x;
+  });
+  if (pivot < 0) return -1;
+  const int top = static_cast<int>(pivot / columns), left = static_cast<int>(pivot % columns);
+  const double unit = call.number == kFloat64 ? 4.4e-16 : 2.4e-7, at = tap_of(call, filter, top, left);
+  bool fits = true;
+  each([&](int y, int x, double tap) {
+    const double product = tap_of(call, filter, y, left) * tap_of(call, filter, top, x), other = tap * at;
+    fits = fits && std::fabs(product - other) <= unit * std::fabs(other);
+  });
+  return fits ? pivot : -1;
+}
+
+Factor factor_of(double value) { return {value, static_cast<float>(value)}; }
+
+// A tap along a row: result `phase` reads pixel `at` with it.
+struct Meeting {
+  int64_t phase, at;
+  int tap;
+};
+
+// Fills the tables of `work`, whose memory is the caller's.
+void plan_taps(const Call& call, const void* filter, Meeting* meetings, Tap* taps, Group* groups, Phase* phases,
+               Factor* columns, UpfirdnWork* work) {
+  const Axis& h = call.horizontal;
+  const int rows = call.vertical.taps;
+  const int64_t pivot = pivot_of(call, filter), left = pivot % h.taps, top = pivot / h.taps;
+  for (int x = 0; x < (pivot < 0 ? h.taps : 1); ++x) {
+    for (int y = 0; y < rows; ++y) {
+      const double tap = tap_of(call, filter, y, static_cast<int>(pivot < 0 ? x : left));
+      const double divisor = pivot < 0 ? 1.0 : tap_of(call, filter, static_cast<int>(top), static_cast<int>(left));
+      columns[x * rows + y] = factor_of(tap / divisor);
+    }
+  }
+  int count = 0;
+  for (int tap = 0; tap < h.taps; ++tap) {
+    for (int64_t phase = 0; phase < work->results && phase < h.out; ++phase) {
+      const int64_t place = phase * h.down - h.pad + tap;
+      if (place % h.up == 0) meetings[count++] = {phase, place / h.up, tap};
+    }
+  }
+  // A group has one phase, one column of factors and one buffer of pixels, or two halves.
+  const auto down = [&](int64_t at) { return at >= 0 ? at / work->every : -((work->every - 1 - at) / work->every); };
+  const auto slot = [&](int64_t at) { return static_cast<int>(at - down(at) * work->every); };
+  std::sort(meetings, meetings + count, [&](const Meeting& a, const Meeting& b) {
+    if (a.phase != b.phase) return a.phase < b.phase;
+    if (!work->halves && slot(a.at) != slot(b.at)) return slot(a.at) < slot(b.at);
+    return a.at < b.at;
+  });
+  // One buffer serves all phases if it is wide enough.
+  int64_t least = h.in, most = -1 - kSpan;
+  for (int i = 0; i < count; ++i)
+    least = std::min(least, down(meetings[i].at)), most = std::max(most, down(meetings[i].at));
+  work->shared = pivot >= 0 && most - least <= kSpan && (work->every == 1 || work->halves);
+  int group = -1;
+  for (int i = 0; i < count; ++i) {
+    const Meeting& m = meetings[i];
+    const int64_t at = down(m.at);
+    const bool another = i == 0 || m.phase != meetings[i - 1].phase;
+    if (another) phases[work->phase_count++] = {static_cast<int>(m.phase), group + 1, group + 1};
+    const int here = work->halves ? 0 : slot(m.at);
+    if (another || pivot < 0 || here != groups[group].slot || at - groups[group].low > kSpan) {
+      groups[++group] = {i, i, pivot < 0 ? m.tap : 0, static_cast<int>(work->shared ? least : at), here};
+      phases[work->phase_count - 1].last_group = group + 1;
+    }
+    groups[group].last = i + 1;
+    const int place = static_cast<int>(at) - groups[group].low;
+    work->span = std::max(work->span, place);
+    const double factor = pivot < 0 ? 1.0 : tap_of(call, filter, static_cast<int>(top), m.tap);
+    taps[i] = {factor_of(factor * call.gain), place, work->halves ? slot(m.at) : 0};
+  }
+  work->taps = taps;
+  work->groups = groups;
+  work->phases = phases;
+  work->columns = columns;
+}
+
+int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+
 void run_cpu(const Call& call, const Tensor& x, const Tensor& filter, const Tensor& y) {
-  const Tensor from = contiguous(x);
+  constexpr int64_t kFewChannels = 8;  // with steps, a vector would be mostly empty
+  const Axis &v = call.vertical, &h = call.horizontal;
   UpfirdnWork work = {};
-  work.x = from.data();
-  work.filter = filter.data();
-  work.y = y.mutable_data();
-  work.vertical = call.vertical;
-  work.horizontal = call.horizontal;
-  work.x_plane = static_cast<int64_t>(call.vertical.in) * call.horizontal.in;
-  work.y_plane = static_cast<int64_t>(call.vertical.out) * call.horizontal.out;
-  work.gain = call.gain;
+  const int divisor = common_divisor(h.up, h.down);
+  work.results = h.up / divisor;
+  work.vertical_phases = v.up / common_divisor(v.up, v.down);
+  work.every = h.down / divisor;
+  const bool inner = call.last && (call.sizes[1] >= kFewChannels || (work.results == 1 && work.every == 1));
+  work.halves = work.every == 2 && !inner && call.number != kFloat64;
+  work.channels = inner ? call.sizes[1] : 1;
+  work.vertical = v;
+  work.horizontal = h;
   work.dtype = call.number;
-  work.flip = call.flip;
-  work.wide_filter = call.wide_filter;
-  const int64_t rows = call.sizes[0] * call.sizes[1] * call.vertical.out;
-  const int64_t products = static_cast<int64_t>(call.horizontal.out) * call.vertical.taps * call.horizontal.taps;
+  const int64_t taps = h.taps, bytes = taps * static_cast<int64_t>(sizeof(Meeting) + sizeof(Tap) + sizeof(Group) +
+                                                                   sizeof(Phase) + v.taps * sizeof(Factor));
+  const int64_t size = (bytes + 7) / 8;
+  const Tensor tables = empty(&size, 1, float64_code(), x);
+  Factor* const columns = static_cast<Factor*>(tables.mutable_data());
+  Tap* const of_taps = reinterpret_cast<Tap*>(columns + taps * v.taps);
+  Meeting* const meetings = reinterpret_cast<Meeting*>(of_taps + taps);
+  Group* const groups = reinterpret_cast<Group*>(meetings + taps);
+  plan_taps(call, filter.data(), meetings, of_taps, groups, reinterpret_cast<Phase*>(groups + taps), columns, &work);
+  const Tensor from = ordered(x, inner), to = inner || !call.last ? another(y) : empty_ordered(call.sizes, 4, false, y);
+  work.x = from.data();
+  work.y = to.mutable_data();
+  if (work.phase_count < std::min(work.results, h.out)) {
+    memset(work.y, 0, static_cast<size_t>(y.numel() * bytes_of(call.number)));
+  }
+  const int64_t rows = call.sizes[0] * (inner ? channel_blocks(work) : call.sizes[1]) * v.out;
+  // With AVX-512: what a row costs, and a result with its taps.
+  constexpr int64_t kRowPs = 30'000, kResultPs = 150, kTapPs = 20;
+  const int64_t each = kResultPs + kTapPs * (taps + v.taps),
+                width = inner ? std::min<int64_t>(work.channels, kChannels) : 1;
   const UpfirdnFunction function = PRECAST_AT_CPU_LEVEL(image, upfirdn2d);
-  parallel_for(0, rows, grain_rows(products), [&](int64_t begin, int64_t end) { function(work, begin, end); });
+  parallel_rows(rows, kRowPs + each * h.out * width, [&](int64_t begin, int64_t end) { function(work, begin, end); });
+  if (call.last && !inner) PRECAST_TORCH(aoti_torch_copy_(y.get(), to.get(), 0));
 }
 
 // ---- the op, the same for both devices ----
@@ -164,8 +289,7 @@ Tensor as_float32(const Tensor& filter) {
 
 using Run = void (*)(const Call&, const Tensor& x, const Tensor& filter, const Tensor& y);
 
-// `any_order`: the kernels write channels_last themselves.
-template <Run run, bool any_order>
+template <Run run>
 Tensor upfirdn2d_op(const Tensor& x, const Tensor& filter, int64_t up_x, int64_t up_y, int64_t down_x, int64_t down_y,
                     int64_t pad_x0, int64_t pad_x1, int64_t pad_y0, int64_t pad_y1, bool flip, double gain) {
   Call call = {};
@@ -193,14 +317,14 @@ Tensor upfirdn2d_op(const Tensor& x, const Tensor& filter, int64_t up_x, int64_t
   call.sizes[1] = sizes[1];
   call.sizes[2] = call.vertical.out;
   call.sizes[3] = call.horizontal.out;
-  Tensor y = empty_ordered(call.sizes, 4, call.last && any_order, x);
+  Tensor y = empty_ordered(call.sizes, 4, call.last, x);
   if (y.numel() > 0) run(call, x, call.wide_filter ? contiguous(filter) : as_float32(filter), y);
-  return any_order || !call.last ? std::move(y) : ordered(y, true);
+  return y;
 }
 
 constexpr Implementation kImplementations[] = {
-    PRECAST_IMPLEMENTATION("upfirdn2d", "CPU", (upfirdn2d_op<run_cpu, false>)),
-    PRECAST_IMPLEMENTATION("upfirdn2d", "CUDA", (upfirdn2d_op<run_cuda, true>)),
+    PRECAST_IMPLEMENTATION("upfirdn2d", "CPU", upfirdn2d_op<run_cpu>),
+    PRECAST_IMPLEMENTATION("upfirdn2d", "CUDA", upfirdn2d_op<run_cuda>),
 };
 PRECAST_FAMILY(upfirdn2d, kImplementations, &kernels);
 

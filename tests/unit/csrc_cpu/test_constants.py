@@ -40,16 +40,35 @@ def planes(size: int) -> Pairs:
     yield both("bias_act_backward", made(2, 3, size, seed=2), x, bias, *options, False, True)
 
 
-def channels(size: int) -> Pairs:
-    x, bias, options = made(3, size), made(size, seed=1), (1, 8, 0.3, 1.5, -1.0)
+def channels(size: int, rows: int = 3) -> Pairs:
+    x, bias, options = made(rows, size), made(size, seed=1), (1, 8, 0.3, 1.5, -1.0)
     yield both("bias_act", x, bias, *options)
-    yield both("bias_act_backward", made(3, size, seed=2), x, bias, *options, False, True)
+    yield both("bias_act_backward", made(rows, size, seed=2), x, bias, *options, False, True)
 
 
 def image_rows(size: int) -> Pairs:
     for up, down in ((1, 1), (2, 1), (1, 2), (3, 2)):
-        x = made(1, 2, 3, -(-size * down // up) + 2)
+        x = made(1, 2, 9, -(-size * down // up) + 2)
         yield both("upfirdn2d", x, made(2, 3, seed=1), up, 1, down, 1, 1, 1, 1, 0, False, 1.5)
+
+
+def image_columns(size: int) -> Pairs:
+    for up, down in ((1, 1), (2, 1), (1, 2), (3, 2)):
+        x = made(1, 2, -(-size * down // up) + 2, 5)
+        yield both("upfirdn2d", x, made(3, 2, seed=1), 1, up, 1, down, 1, 1, 1, 1, False, 1.5)
+
+
+def image_taps(size: int) -> Pairs:
+    row = made(size, seed=1)
+    for f in (row[None], row[:, None], torch.outer(row, row), made(size, size, seed=1)):
+        for up, down in ((1, 1), (2, 1), (1, 2), (2, 3)):
+            yield both("upfirdn2d", made(1, 2, size + 6, size + 7), f, up, up, down, down, 2, 3, 1, -1, True, 1.5)
+
+
+def image_channels(size: int) -> Pairs:
+    x = made(1, size, 7, 6).contiguous(memory_format=torch.channels_last)
+    for up, down in ((1, 1), (2, 1), (1, 2), (3, 2)):
+        yield both("upfirdn2d", x, made(2, 3, seed=1), up, up, down, down, 1, 1, 1, 0, False, 1.5)
 
 
 def gates(size: int) -> Pairs:
@@ -113,8 +132,14 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "cpu_optim/cpu.h kUnit": steps,
     "decode_attention/cpu.h kChunk": keys,
     "image/bias_act_cpu.cpp kChunk": channels,
+    "image/bias_act_cpu.cpp kTerms": lambda size: channels(600, rows=64 * size),  # as there are 64 chunks at most
+    "image/cpu.h kChannels": image_channels,
     "image/cpu.h kPiece": planes,
-    "image/upfirdn2d_cpu.cpp kPart": image_rows,
+    "image/cpu.h kSpan": image_taps,
+    "image/upfirdn2d_cpu.cpp kFewRows": image_columns,
+    "image/upfirdn2d_cpu.cpp kMost": image_taps,
+    "image/upfirdn2d_cpu.cpp kStrip": image_rows,
+    "image/upfirdn2d_cpu.cpp kTogether": lambda size: (*image_rows(size), *image_rows(size // 4)),  # of kFewRows
     "moe/cpu.cpp kTokens": tokens,
     "softmax/cpu.cpp kParts": many_parts,
     "common/column_simd.h kGroup": lambda size: norms(24, rows=64 * size),  # as there are 64 chunks at most
