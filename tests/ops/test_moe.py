@@ -150,6 +150,7 @@ def test_ties_go_to_the_lower_index(device: str) -> None:
 
 def test_sigmoids_that_vanish_share_nothing(device: str) -> None:
     """Their sum has 1e-20 added to it, as in DeepSeek-V3."""
+    # fails if a weight differs from its share in double precision
     for low in (-40.0, -80.0, -1e4, -torch.inf):
         weights, _ = ops.topk_sigmoid(torch.full((2, 8), low, device=device), 2, renormalize=True)
         share = torch.tensor(low).double().sigmoid()
