@@ -175,13 +175,19 @@ def test_the_variables_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_build_with_cuda_has_a_toolkit_and_a_list_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "cu13"
+    settings, asked = Settings(cache_dir=str(tmp_path)), list[str]()
+    (job,) = wheels.jobs_of("2.13", "cu130")
+    folder = environments.folder_of(job, settings)
+    home = folder / "lib" / "python3.x" / "site-packages" / "nvidia" / "cu13"
     (home / "lib").mkdir(parents=True)
     (home / "lib" / "libcudart.so.13").touch()
-    linked = environments._linked(environments._linked(home))
-    assert (linked / "lib64" / "libcudart.so").resolve().name == "libcudart.so.13"
-    here = Environment(tmp_path, tmp_path, home, True)
-    (job,) = wheels.jobs_of("2.13", "cu130")
+    (folder / ".ready").touch()
+    monkeypatch.setattr(environments, "_toolkit", lambda cuda: None)
+    monkeypatch.setattr(environments, "run", lambda command, *where: asked.extend(command) or "")
+    for _ in range(2):
+        here = environments.environment(job, settings)
+    assert here.cuda_home == home and here.kept and "nvidia-cuda-nvcc==13.0.88" in asked, "torch alone was there"
+    assert (home / "lib64" / "libcudart.so").resolve().name == "libcudart.so.13"
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     found = environments.variables(job, here, tmp_path, tmp_path, Settings())
     assert found["TORCH_CUDA_ARCH_LIST"] == "7.5;8.0;8.6;9.0+PTX;10.0;12.0" and found["FORCE_CUDA"] == "1"

@@ -125,6 +125,7 @@ def environment(job: Job, settings: Settings) -> Environment:
     folder, cuda = folder_of(job, settings), job.label.cuda
     toolkit = None if cuda is None else _toolkit(cuda)
     compiler = () if cuda is None or toolkit is not None else _compiler(cuda, toolkits.TARGETS[str(job.label)][0])
+    own = folder / "bin" / "python"
     with lock.exclusive(lock.lock_file(folder.parent, folder.name), folder.name, wait_s=3600):
         kept = is_ready(job, settings)
         if not kept:
@@ -132,13 +133,16 @@ def environment(job: Job, settings: Settings) -> Environment:
             folder.parent.mkdir(parents=True, exist_ok=True)
             venv = python.command("venv", "--without-pip", str(folder))
             run(venv, folder.parent, plain(os.environ), f"the environment {folder}")
-            own = folder / "bin" / "python"
-            install = pip(own, "install", "--no-compile", *_TOOLS, *job.requirements, *compiler)
+            install = pip(own, "install", "--no-compile", *_TOOLS, *job.requirements)
             run(install, folder, plain(os.environ), f"torch {job.torch} for {job.label}")
             _refuse_other(job, own)
             (folder / _READY).touch()
-    (site,) = folder.glob("lib/python3*/site-packages")
-    home = None if cuda is None else toolkit or _linked(site / "nvidia" / f"cu{cuda.major}")
+        (site,) = folder.glob("lib/python3*/site-packages")
+        home = toolkit if cuda is None or toolkit is not None else site / "nvidia" / f"cu{cuda.major}"
+        if compiler and home is not None:
+            if not (home / "bin" / "nvcc").is_file():  # also if the machine had a toolkit when torch was installed
+                run(pip(own, "install", *compiler), folder, plain(os.environ), f"nvcc for {job.label}")
+            _link(home)
     return Environment(folder, site, home, kept)
 
 
@@ -167,15 +171,14 @@ def _toolkit(cuda: CudaVersion) -> Path | None:
     return None
 
 
-def _linked(home: Path) -> Path:
-    """CUDA_HOME with what a linker looks for: ``lib64``, and ``libcudart.so`` for ``libcudart.so.13``."""
+def _link(home: Path) -> None:
+    """Give a CUDA_HOME what a linker looks for: ``lib64``, and ``libcudart.so`` for ``libcudart.so.13``."""
     if not (home / "lib64").exists():
         (home / "lib64").symlink_to("lib")
     for library in (home / "lib").glob("*.so.*"):
         plain_name = home / "lib" / f"{library.name.partition('.so.')[0]}.so"
         if not plain_name.exists():
             plain_name.symlink_to(library.name)
-    return home
 
 
 def pip(interpreter: Path, *arguments: str) -> list[str]:
