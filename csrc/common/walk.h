@@ -181,13 +181,14 @@ inline LaunchShape columns_shape(const Norm& norm, int64_t lines, int64_t gradie
 // ---- the CPU ----
 
 // Cuts rows into chunks independently of the number of threads, so that it does not affect the result. Returns their
-// number. Each chunk costs a line of sums, so few rows make few chunks.
-inline int64_t cut_into_chunks(int64_t rows, int64_t* chunk_rows) {
-  constexpr int64_t kMost = 64, kFew = 16, kLeastRows = 8;
-  const int64_t few = (rows + kFew - 1) / kFew, many = (rows + kMost - 1) / kMost;
-  *chunk_rows = many > kLeastRows ? many : few < kLeastRows ? few : kLeastRows;
+// number. Each chunk costs a line of sums, so few rows make few chunks, and short rows make long ones.
+inline int64_t cut_into_chunks(const Norm& norm, int64_t* chunk_rows) {
+  constexpr int64_t kMost = 64, kFew = 16, kLeastRows = 8, kLeastElements = 4096;
+  const int64_t few = (norm.rows + kFew - 1) / kFew, many = (norm.rows + kMost - 1) / kMost;
+  const int64_t least = norm.hidden * kLeastRows < kLeastElements ? kLeastElements / norm.hidden : kLeastRows;
+  *chunk_rows = many > least ? many : few < least ? few : least;
   if (*chunk_rows < 1) *chunk_rows = 1;
-  return (rows + *chunk_rows - 1) / *chunk_rows;
+  return (norm.rows + *chunk_rows - 1) / *chunk_rows;
 }
 
 // Calls body(begin, end) for parts of the columns, in parallel. Parts are multiples of 16, so that threads do not share

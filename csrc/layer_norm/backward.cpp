@@ -99,7 +99,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
 constexpr int64_t kBackwardPs = 350;  // an element, for parallel_rows
 
 void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
-  const int64_t chunks = cut_into_chunks(norm.rows, &work.chunk_rows);
+  const int64_t chunks = cut_into_chunks(norm, &work.chunk_rows);
   const Tensor parts = make_parts(chunks, 2, norm, float64_code(), x);
   work.parts = static_cast<double*>(parts.mutable_data());
 

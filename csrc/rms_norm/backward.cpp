@@ -88,7 +88,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
 constexpr int64_t kBackwardPs = 250;  // an element, for parallel_rows
 
 void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
-  const int64_t chunks = cut_into_chunks(norm.rows, &work.chunk_rows);
+  const int64_t chunks = cut_into_chunks(norm, &work.chunk_rows);
   const Tensor parts = make_parts(chunks, norm, float64_code(), x);
   work.weight_parts = static_cast<double*>(parts.mutable_data());
 
