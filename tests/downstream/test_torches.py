@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -142,6 +143,18 @@ def test_a_word_that_is_not_understood_is_refused(
 def test_a_folder_without_a_package_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert build_main.main(["wheels", str(tmp_path), "--torch", "2.13"]) == 1
     assert "found   no setup.py, no pyproject.toml" in capsys.readouterr().err
+
+
+def test_an_sdist_is_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = package(tmp_path / "named-1.0", "named", SETUPTOOLS)
+    with tarfile.open(tmp_path / "named-1.0.tar.gz", "w:gz") as archive:
+        archive.add(tree, tree.name)
+    assert build_main.main(["wheels", str(tmp_path / "named-1.0.tar.gz"), "--torch", "2.9", "--plan"]) == 0
+    assert "named-1.0: about\n  torch2.9.1-cpu: 1 library" in capsys.readouterr().out
+    for data in (b"no archive", (tmp_path / "named-1.0.tar.gz").read_bytes()[:300]):
+        (tmp_path / "bad.tar.gz").write_bytes(data)
+        assert build_main.main(["wheels", str(tmp_path / "bad.tar.gz"), "--torch", "2.9", "--plan"]) == 1
+        assert "bad.tar.gz is no sdist\n  found   " in capsys.readouterr().err
 
 
 def test_no_nvcc_of_cuda_12_is_said_before_anything_is_installed(

@@ -78,9 +78,13 @@ def jobs_of(torches: str, labels: str) -> tuple[Job, ...]:
 def _unpacked(source: Path, folder: Path) -> Path:
     """The folder of a package: as it is, or out of an sdist."""
     if source.is_file():
-        with tarfile.open(source) as archive:
-            archive.extractall(folder / "sdist", filter="data")
-        (source,) = (folder / "sdist").iterdir()
+        try:
+            with tarfile.open(source) as archive:
+                archive.extractall(folder / "sdist", filter="data")
+            (source,) = (folder / "sdist").iterdir()
+        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+            needed = "name-version.tar.gz with one folder, or a folder"
+            raise KernelError(f"{source} is no sdist\n  found   {error}\n  needed  {needed}") from error
     if not any((source / name).is_file() for name in ("setup.py", "pyproject.toml")):
         raise KernelError(f"{source} is no package\n  found   no setup.py, no pyproject.toml\n  needed  one of them")
     return source.resolve()
