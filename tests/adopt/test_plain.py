@@ -18,6 +18,14 @@ from precast._adopt.report import Report, parse  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 
+def rounds_once() -> bool:
+    """Whether torch's RMS norm rounds once; in torch 2.5 it rounds every step."""
+    x, weight = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((64, 64), (64,)))
+    narrow = torch.nn.functional.rms_norm(x.bfloat16(), (64,), weight.bfloat16(), 1e-6)
+    wide = torch.nn.functional.rms_norm(x.bfloat16().float(), (64,), weight.bfloat16().float(), 1e-6)
+    return bool((narrow == wide.bfloat16()).float().mean() > 0.99)
+
+
 def model() -> Any:
     torch.manual_seed(0)
     parts = (torch.nn.Linear(8, 64), torch.nn.LayerNorm(64), torch.nn.RMSNorm(64, eps=1e-6), torch.nn.Softmax(dim=-1))
@@ -41,11 +49,10 @@ def test_what_is_known_is_replaced_and_compared() -> None:
     before = one(x)
     report = precast.adopt(one, x)
     assert report.ok, report
-    assert {group.kind: group.modules for group in report.replaced} == {
-        "layer_norm": ("1",),
-        "rms_norm": ("2",),
-        "softmax": ("3",),
-    }
+    replaced = {group.kind: group.modules for group in report.replaced}
+    assert replaced == {"layer_norm": ("1",), "softmax": ("3",)} | ({"rms_norm": ("2",)} if rounds_once() else {})
+    if not rounds_once():
+        assert reason(report, "2").startswith("it rounds in another order in bfloat16: ")
     assert [compared.output for compared in report.compared][:2] == ["output", "output, parameters hidden"]
     torch.testing.assert_close(one(x), before, rtol=1e-5, atol=1e-6)
 
@@ -58,7 +65,7 @@ def test_only_instances_are_patched_and_undo_restores_every_object() -> None:
     assert "forward" in vars(one[1])
     assert all("forward" not in vars(module) for module in other.modules())
     assert [dict(vars(type(module))) for module in one.modules()] == classes
-    assert precast.undo_adopt(one) == 3
+    assert precast.undo_adopt(one) == 2 + rounds_once()
     assert [dict(vars(module)) for module in one.modules()] == shown
     assert precast.undo_adopt(one) == 0
 
@@ -82,8 +89,8 @@ def test_a_copy_and_a_pickle_use_their_own_parameters() -> None:
             again[1].weight.mul_(2)
         assert again[1].forward.args[0] is again[1]
         assert not torch.equal(again[:2](x), one[:2](x))
-        assert precast.undo_adopt(again) == 3
-    assert precast.undo_adopt(one) == 3
+        assert precast.undo_adopt(again) == 2 + rounds_once()
+    assert precast.undo_adopt(one) == 2 + rounds_once()
 
 
 def test_a_saved_module_is_loaded() -> None:

@@ -101,7 +101,8 @@ class Loss(torch.autograd.Function):
         wanted = tuple(bool(need) for need in ctx.needs_input_grad[:3])
         inputs = (x, linear, bias, target, weight, factors)
         ctx.options, ctx.room, ctx.wanted = (ignore_index, label_smoothing, z_loss), (rows, in_float32), wanted
-        losses, *grads = _in_chunks(inputs, ctx.options, ctx.room, (False,) * 3 if each else wanted)
+        with torch.no_grad():  # torch.compile of torch 2.5 traces this with gradients on
+            losses, *grads = _in_chunks(inputs, ctx.options, ctx.room, (False,) * 3 if each else wanted)
         ctx.each, ctx.taken = each, each
         ctx.save_for_backward(*inputs, *grads)
         return losses if each else losses.sum()
