@@ -85,3 +85,13 @@ def test_every_instruction_has_the_length_that_objdump_gives(tmp_path: Path, opt
 def test_bytes_that_are_no_instruction_end_the_decoding(code: bytes) -> None:
     with pytest.raises(x86.Undecodable):
         list(x86.features(code))
+
+
+@pytest.mark.parametrize("group", range(16))
+def test_instructions_of_the_group_of_sve_count_from_enough_of_them_on(group: int) -> None:
+    """All sixteen encoding groups; ``add z0.s, z1.s, z2.s`` is 0x04a20020, of group 2."""
+    assert 0x04A20020 >> 25 & 15 == 2
+    for count in (cpu_code._ENOUGH - 1, cpu_code._ENOUGH, cpu_code._ENOUGH + 1):
+        words = [0xAA0103E0, *[group << 25 | 0x20] * count, 0xD65F03C0]  # mov x0, x1 before, and ret behind
+        text = memoryview(b"".join(word.to_bytes(4, "little") for word in words) + b"\0")
+        assert cpu_code._has_sve(text) == (group == 2 and count >= cpu_code._ENOUGH)

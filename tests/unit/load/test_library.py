@@ -57,3 +57,17 @@ def test_what_the_linker_refuses_or_is_no_library_of_ours_cannot_be_opened(tmp_p
     other = spawn.library(tmp_path / "other.so", 'extern "C" int something() { return 1; }')
     with pytest.raises(CannotOpen, match="precast_build_id"):
         HostLibrary(other)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("lacks", [False, True])
+def test_what_the_running_torch_lacks_is_none(tmp_path: Path, lacks: bool) -> None:
+    source = fakes.HOST_LIBRARY + (
+        f"API int precast_thread_keys(unsigned long long* keys) {{ keys[0] = 5; keys[1] = 7; return {int(lacks)}; }}\n"
+        "API const void* precast_operator(const char* name, unsigned long long* size) {\n"
+        f"  *size = strlen(name); return {int(lacks)} ? NULL : name; }}\n"
+    )
+    library = HostLibrary(fakes.compile_library(source, tmp_path / "toy.so"))
+    assert library.thread_keys() == (None if lacks else (5, 7))
+    found = library.operator("rms_norm")
+    assert found is None if lacks else (found is not None and found[1] == 8)

@@ -12,7 +12,7 @@ import pytest
 
 from precast._abi.capability import GpuTarget
 from precast._abi.decision import BuildAdapter
-from precast._abi.host import Host
+from precast._abi.host import Host, Stale
 from precast._abi.settings import Settings
 from precast._load import handover, jit, loader, prebuilt, probe
 from precast._load.source import Source
@@ -75,6 +75,21 @@ def test_every_gpu_gets_its_image_or_its_refusal_before_anything_is_registered(
     assert lines[2] == "refuse rms_norm 2 rms_norm cannot run on cuda:2 (no code for this GPU)"
     assert "compute capability 6.1" in said and lines[3] == "register rms_norm CUDA"
     assert "rms_norm does not run on GPU 2" in caplog.text
+
+
+def test_files_that_are_out_of_date_are_told_once_in_a_process(
+    calls: Path, c_dir: Path, toy_library: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fakes.write_installation(c_dir, toy_library)
+    on_host(monkeypatch, ex.host())
+    stale = Stale("files of precast 2", "those of precast 1")
+    monkeypatch.setattr(prebuilt, "judged", lambda host, info: dataclasses.replace(host, stale=stale))
+    monkeypatch.setattr(jit, "build_host", lambda *_: Source("jit", toy_library, ""))
+    with caplog.at_level(logging.WARNING, "precast"):
+        for family in ("rms_norm", "cpu_adam", "softmax"):
+            assert loader.ensure(family, "cpu").host.kind == "jit"
+    said = [text for text in caplog.messages if "is out of date, and what is missing is built" in text]
+    assert len(said) == 1 and "needs files of precast 2; found those of precast 1" in said[0]
 
 
 def test_only_the_missing_image_is_built(
