@@ -9,7 +9,7 @@ import pytest
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._load.library import CannotOpen, HostLibrary
 from precast.errors import KernelError, KernelIncompatible
-from tests.kit import spawn
+from tests.kit import fakes, spawn
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_the_running_torch_lacks_is_none(tmp_path: Path, lacks: bool) -> No
         "API const void* precast_operator(const char* name, unsigned long long* size) {\n"
         f"  *size = strlen(name); return {int(lacks)} ? NULL : name; }}\n"
     )
-    library = HostLibrary(fakes.compile_library(source, tmp_path / "toy.so"))
+    library = HostLibrary(spawn.library(tmp_path / "toy.so", source))
     assert library.thread_keys() == (None if lacks else (5, 7))
     found = library.operator("rms_norm")
     assert found is None if lacks else (found is not None and found[1] == 8)
