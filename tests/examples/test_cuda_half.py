@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 
 from precast._builder import torch_wheel
+from tests.kit import spawn
 
 torch = pytest.importorskip("torch")
 
@@ -33,8 +33,7 @@ def nvcc() -> Path:
 def test_device_code(source: Path, tmp_path: Path) -> None:
     command = [nvcc(), "-std=c++17", "-O3", "-DWITH_CUDA", "-Werror", "all-warnings", "-Xptxas", "-v", *OF_TORCH]
     command += ["--expt-relaxed-constexpr", "-gencode", "arch=compute_90,code=sm_90", "-c", source]
-    done = subprocess.run([*command, "-o", tmp_path / "out.o"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = spawn.run(*command, "-o", tmp_path / "out.o")
     spills = re.findall(r"(\d+) bytes spill stores", done.stderr)
     assert spills and set(spills) == {"0"}
 
@@ -60,10 +59,4 @@ def test_host_code(module: str, cuda_headers: list[Path]) -> None:
     folders = [*cuda_headers, nvcc().resolve().parents[1] / "include", Path(sysconfig.get_path("include"))]
     command = ["g++", "-std=c++17", "-fsyntax-only", "-fopenmp", "-DWITH_CUDA", f"-DTORCH_EXTENSION_NAME={module}"]
     command += [option for folder in folders for option in ("-isystem", str(folder))]
-    done = subprocess.run(
-        [*command, "-Wall", "-Wextra", "-Werror", str(IMAGE_OPS / f"{module}.cpp")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    spawn.run(*command, "-Wall", "-Wextra", "-Werror", IMAGE_OPS / f"{module}.cpp")  # fails if it does not compile

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from tests.faults.lab import BUILD, Lab, NotRun, debris, fault, library, line
+from tests.kit import spawn
 from tests.load.conftest import Site
 
 
@@ -110,15 +111,9 @@ process.run = meet
 
 
 def start(site: Site, code: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    steering = {"PYTHONPATH": str(site.folder), "HOME": str(site.home), "PRECAST_CACHE_DIR": str(site.cache)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, **steering, "MAX_JOBS": "1", **env},
-        cwd=site.home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    steering = {"PYTHONPATH": site.folder, "HOME": site.home, "PRECAST_CACHE_DIR": site.cache, "MAX_JOBS": 1}
+    env, both = spawn.environ(**steering) | env, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code], env=env, cwd=site.home, text=True, **both)
 
 
 @fault("nfs-local-flock", "two hosts whose flock excludes nobody", how="flock() says yes to all", lost="a second build")

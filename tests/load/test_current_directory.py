@@ -20,7 +20,7 @@ import pytest
 from precast._builder import python
 from precast._cli.parser import make_parser
 from tests.downstream.conftest import CLASSIC_MODULE, STABLE_MODULE, write_project
-from tests.kit import fetched
+from tests.kit import fetched, spawn
 from tests.load.conftest import Site
 from tests.unit.cli import parsers
 from tests.unit.extension.conftest import BINDING, CLASSES
@@ -105,11 +105,8 @@ class Here:
         (announced / "entry_points.txt").write_text("[precast.extensions]\nRMSNormLoader.planted = planted:Any\n")
 
     def run(self, site: Site, words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "PYTHONPATH"))}
-        ours = {"PYTHONPATH": str(site.folder), "PRECAST_CACHE_DIR": str(site.cache), "HOME": str(site.home)}
-        ours |= {"MAX_JOBS": "2", **env}
-        command = [sys.executable, *words]
-        return subprocess.run(command, env=kept | ours, cwd=self.folder, capture_output=True, text=True, check=False)
+        ours = {"PYTHONPATH": site.folder, "PRECAST_CACHE_DIR": site.cache, "HOME": site.home, "MAX_JOBS": 2}
+        return spawn.python(*words, env=spawn.environ("PRECAST_", **ours) | env, cwd=self.folder, status=None)
 
     def executed(self) -> set[str]:
         """What has been executed since this was asked last."""
@@ -275,11 +272,7 @@ def says(parent: list[str], cwd: Path, **env: str) -> tuple[list[str], list[str]
         f"from precast._builder import python\n"
         f"subprocess.run(python.command('told', 'an argument', '-x'), env=python.environment(), check=True)"
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [sys.executable, *parent, "-c", code], env=kept | env, cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = spawn.python(*parent, "-c", code, env=spawn.environ("PYTHON", **env), cwd=cwd)
     found: tuple[list[str], list[str], object, str | None] = tuple(json.loads(done.stdout))
     return found
 
@@ -318,11 +311,7 @@ def test_packages_of_a_target_folder_are_found_from_within_it(pure: Site) -> Non
     """``pip install --target .`` and a script beside it: our own package lies in the current directory."""
     program = pure.folder / "program.py"
     program.write_text("import sys\nfrom precast._builder import python\nprint(python.child_path()[0])")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [sys.executable, str(program)], env=kept, cwd=pure.folder, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{pure.folder}\n"
+    assert spawn.python(program, env=spawn.environ("PYTHON"), cwd=pure.folder).stdout == f"{pure.folder}\n"
 
 
 def test_without_a_current_directory_there_is_still_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def assert_same_with_any_number_of_threads(compute: Callable[[], Any]) -> None:
     threads = torch.get_num_threads()
     try:
         found = []
-        for count in (1, 2, 3):
+        for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
             found.append(_all(compute()))
     finally:

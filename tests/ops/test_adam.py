@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
 from precast.ops.cpu_adam import reference  # noqa: E402
+from tests.ops.tensors import assert_same_with_any_number_of_threads  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -136,19 +137,12 @@ def test_channels_last(grad_layout: Any) -> None:
 
 
 def test_the_same_numbers_with_any_number_of_threads() -> None:
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3, 7):
-            torch.set_num_threads(count)
-            lists = made((F32, BF16, F32, F32, BF16), sizes=(70_001, 3, 50_000, 1))
-            ops.adam_(*lists, **numbers(5))
-            results.append(lists)
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        for tensors, firsts in zip(other, results[0], strict=True):
-            assert all(map(torch.equal, tensors, firsts))
+    def stepped() -> list[Any]:
+        lists = made((F32, BF16, F32, F32, BF16), sizes=(70_001, 3, 50_000, 1))
+        ops.adam_(*lists, **numbers(5))
+        return [tensor for tensors in lists for tensor in tensors]
+
+    assert_same_with_any_number_of_threads(stepped)
 
 
 def test_what_is_not_finite_spreads_to_its_own_element_alone() -> None:

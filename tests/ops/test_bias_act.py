@@ -16,6 +16,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 
 from precast import ops  # noqa: E402
 from precast.ops.image import ACTIVATIONS, reference  # noqa: E402
+from tests.ops.tensors import assert_same_with_any_number_of_threads  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -214,16 +215,12 @@ def test_the_bias_gradient_is_summed_before_it_is_rounded_and_repeats(device: st
 
 def test_the_same_numbers_with_any_number_of_threads() -> None:
     x, b = made(3, 5, 100, 101).requires_grad_(), made(5, seed=1).requires_grad_()
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            y = ops.bias_act(x, b, act="swish")
-            results.append((y, *torch.autograd.grad(y.sum(), (x, b))))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
+
+    def computed() -> tuple[Any, ...]:
+        y = ops.bias_act(x, b, act="swish")
+        return (y, *torch.autograd.grad(y.sum(), (x, b)))
+
+    assert_same_with_any_number_of_threads(computed)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 0, 4, 4), (2, 3, 0, 4)], ids=str)

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
 
-import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast.ops.decode_attention import reference  # noqa: E402
 from tests.ops.decode_cases import Case, assert_right, generated  # noqa: E402
+from tests.ops.tensors import assert_same_with_any_number_of_threads  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -220,15 +220,8 @@ def test_the_same_bits_again_and_in_another_batch(dtype: Any, device: str) -> No
 
 
 def test_the_same_with_any_number_of_threads() -> None:
-    case, threads = plain(3, 8, 2, 64, keys=1300), torch.get_num_threads()
-    try:
-        found = []
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            found.append(attention(*case.tensors))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    case = plain(3, 8, 2, 64, keys=1300)
+    assert_same_with_any_number_of_threads(lambda: attention(*case.tensors))
 
 
 # ---- what only memory says ----
@@ -475,7 +468,3 @@ def test_transforms(device: str) -> None:
         torch.testing.assert_close(op(*args), right, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(torch.func.functionalize(op)(*args), right, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(reference.paged_decode_attention(*args), right, rtol=1e-4, atol=1e-5)
-
-
-def test_load_says_where_the_kernels_come_from(device: str) -> None:
-    assert precast.load("paged_decode_attention", device).family == "decode_attention"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR
 from precast._abi.version import Release
 from precast._builder import flags, headers
+from tests.kit import spawn
 from tools.shared import torch_symbols
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
@@ -48,8 +48,7 @@ INCLUDE, RELEASE = installed()
 
 
 def compiled(command: list[str], source: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "LC_ALL": "C"}  # its words are compared
-    return subprocess.run(command, input=source, capture_output=True, text=True, check=False, env=env)
+    return spawn.run(*command, stdin=source, env=spawn.environ(LC_ALL="C"), status=None)  # its words are compared
 
 
 def assertions(folder: Path, functions: Iterable[str], floor: Release) -> tuple[int, str]:
