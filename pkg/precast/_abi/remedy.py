@@ -123,6 +123,11 @@ def install_torch(host: Host) -> str:
     return f'{_installer(host).install} {replace}"torch>={STABLE_FLOOR}"'
 
 
+def needs_torch(what: str, host: Host) -> str:
+    """The error of something that needs torch where none can be imported."""
+    return f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) {install_torch(host)}"
+
+
 def install_compiler(host: Host) -> str:
     """Installs a C++ compiler with the system's package manager."""
     return _installer(host).compiler

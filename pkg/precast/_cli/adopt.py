@@ -54,8 +54,7 @@ def _require_torch() -> None:
     """Raise KernelError if torch cannot be imported."""
     host = probe.probe_host(probe.read_settings(), gpus=False)
     if host.torch is None:
-        fix = remedy.install_torch(replace(host, installer=probe.probe_installer()))
-        raise KernelError(f"a model needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) {fix}")
+        raise KernelError(remedy.needs_torch("a model", replace(host, installer=probe.probe_installer())))
 
 
 def _check(path: Path, *, as_json: bool) -> int:

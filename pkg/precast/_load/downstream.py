@@ -14,6 +14,7 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
+from precast._abi import remedy
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, NewerManifest
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import Case, choose_image, choose_library
@@ -144,9 +145,7 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         host = replace(host, cpu_features=toolchain.cpu_features())
     what = f"{wheel.package}.{name}"
     if host.torch is None:
-        raise PrebuiltRefused(
-            f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
-        )
+        raise PrebuiltRefused(remedy.needs_torch(what, host))
     pick = choose_library(Case(host, wheel.info, settings, Need(name, "cpu"), {}))
     if not isinstance(pick.chosen, HostFile):
         against = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
