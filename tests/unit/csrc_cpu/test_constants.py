@@ -142,7 +142,7 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "image/upfirdn2d_cpu.cpp kTogether": lambda size: (*image_rows(size), *image_rows(size // 4)),  # of kFewRows
     "moe/cpu.cpp kTokens": tokens,
     "softmax/cpu.cpp kParts": many_parts,
-    "common/column_simd.h kGroup": lambda size: norms(24, rows=64 * size),  # as there are 64 chunks at most
+    "common/column_simd.h kGroup": lambda size: norms(24, rows=16 * size),  # as short rows make 16 chunks
     "common/column_simd.h kTile": norms,
     "common/kept_row.h kKept": rows_with_any,
     "common/row_simd.h kRowsAtOnce": lambda size: norms(24, rows=size),
