@@ -29,6 +29,8 @@ def calls(rows, columns):
         ops.layer_norm(x, weight, weight),
         ops.rms_norm(x, weight),
         ops.silu_and_mul(x),
+        ops.bias_act(x, act="lrelu"),
+        ops.filter2d(x[None, None], torch.ones(1, 3)),
     ):
         y.backward(torch.ones_like(y))
 
