@@ -313,7 +313,9 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.option.markexpr or config.option.keyword or config.args_source is config.ArgsSource.ARGS
     if not chosen:
         config.option.markexpr = "not long"
-    if not is_worker(config) and config.option.verbose == 0 and getattr(config.option, "numprocesses", None):
+    if is_worker(config):
+        parallel.one_thread_each()
+    elif config.option.verbose == 0 and getattr(config.option, "numprocesses", None):
         config.pluginmanager.register(progress.Minutes(config))
 
 
@@ -330,6 +332,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     return parallel.sendable((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: next to nothing of what is made is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

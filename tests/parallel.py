@@ -43,6 +43,15 @@ def workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
+def one_thread_each() -> None:
+    """Let torch, which no test has imported yet, compute in one thread of each process, unless a test asks for more.
+
+    The processes use all cores. More threads than those would wait for each other, and OpenMP's do so at full speed.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def unit(nodeid: str) -> str:
     """Return the name of the group of tests that run in one process, one after the other."""
     file = nodeid.partition("::")[0]

@@ -101,6 +101,15 @@ def test_two_processes_keep_the_policy_and_say_everything_once(pytester: pytest.
     assert result.outlines.count("needs gpu: a fake gpu (2)") == 1
 
 
+def test_each_of_several_processes_computes_in_one_thread(
+    pytester: pytest.Pytester, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for processes, threads in (("-n0", None), ("-n2", "1")):
+        pytester.makepyfile(f"import os\ndef test_it(): assert os.environ.get('OMP_NUM_THREADS') == {threads!r}")
+        assert run(processes).parseoutcomes() == {"passed": 1}
+
+
 def test_what_a_test_logs_may_be_no_utf8(pytester: pytest.Pytester, run) -> None:
     log = "import logging\ndef test_it():\n    logging.warning('\\udc9b')\n    assert {}, '\\udc9b'\n"
     pytester.makepyfile(test_a=log.format(True), test_b=log.format(False), test_c=TWO_NEEDS)
