@@ -5,27 +5,36 @@ The guard reads the document as plain JSON and derives the rows again from the m
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Any
-
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
+from typing import TYPE_CHECKING, Any
 
 from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
 from precast._builder import headers
 from tools.guards.subject import Audited, same
 
+if TYPE_CHECKING:
+    from cyclonedx.validation.json import JsonStrictValidator
+
 FOLDER = "sboms"
 FILE = "precast.cdx.json"
-_VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 _STABLE = "precast/csrc/torch_stable"
 
 # A row for a component: version, sha256, licence, scope. An empty string means that the row lacks the field.
 Row = tuple[str, str, str, str]
+
+
+@functools.cache
+def _validator() -> JsonStrictValidator:
+    """Imported when it is asked: its grammar of addresses takes a second."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.V1_6)
 
 
 def check_sbom(a: Audited) -> Iterator[Violation]:
@@ -45,7 +54,7 @@ def check_sbom(a: Audited) -> Iterator[Violation]:
     except ValueError as error:
         yield Violation("sbom", f"{folder}{FILE}", "JSON", str(error))
         return
-    invalid = _VALIDATOR.validate_str(text)
+    invalid = _validator().validate_str(text)
     if invalid is not None:
         where = f"{FILE} {getattr(invalid.data, 'json_path', '')}".rstrip()
         yield Violation("schema", where, "CycloneDX 1.6", str(getattr(invalid.data, "message", invalid))[:200])

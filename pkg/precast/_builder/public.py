@@ -56,29 +56,36 @@ def exported(module: str) -> tuple[str, ...]:
     return tuple(_strings(_read(module).definitions["__all__"]))
 
 
-def _follow(module: str, name: str, seen: set[tuple[str, str]]) -> set[str]:
+def _follow(module: str, name: str, seen: set[tuple[str, str]]) -> frozenset[str]:
     if module == OPS and name in _FOLDERS:
         module = f"{OPS}.{_FOLDERS[name].name}"
     if (module, name) in seen or not module.startswith(_FOLLOWED):
-        return set()
+        return frozenset()
     seen.add((module, name))
+    ops, used = _named(module, name)
+    return ops.union(*(_follow(*one, seen) for one in used))
+
+
+@functools.cache
+def _named(module: str, name: str) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+    """The ops that a definition names, and the names with their modules that it uses."""
     known = _read(module)
     definition = known.definitions.get(name)
     if definition is None:
-        return _follow(*known.imports[name], seen) if name in known.imports else set()
-    found = set(_strings(definition)) & _OPS.keys()
+        return frozenset(), (known.imports[name],) if name in known.imports else ()
+    used: list[tuple[str, str]] = []
     within = {id(node.value) for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
     for node in ast.walk(definition):
         if isinstance(node, ast.Name) and node.id != name:
-            found |= _follow(module, node.id, seen)
+            used.append((module, node.id))
             whole = ".".join(known.imports.get(node.id, ("", "")))
             if id(node) not in within and _file(whole) is not None:  # a module that is a value: all that it has
-                found |= {op for one in _read(whole).definitions for op in _follow(whole, one, seen)}
+                used += [(whole, one) for one in _read(whole).definitions]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             whole = ".".join(known.imports.get(node.value.id, ("", "")))
             if _file(whole) is not None:  # an imported module, so the attribute is a name in it
-                found |= _follow(whole, node.attr, seen)
-    return found
+                used.append((whole, node.attr))
+    return frozenset(_strings(definition)) & _OPS.keys(), tuple(dict.fromkeys(used))
 
 
 @functools.cache
