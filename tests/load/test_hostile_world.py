@@ -182,14 +182,37 @@ def precast(wheel: Site) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 LINES = [" ".join(words) for words in COMMANDS if words[0] not in ("export-cache", "import-cache")]
+# What a shell does to standard output, and a process to its own, with what Python finds there as it starts.
+OUTPUTS = {
+    ">/dev/full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 1); sys.stdout = open(1, 'w')",
+    ">&-": "os.close(1); sys.stdout = sys.__stdout__ = None",
+    "| true; exit ${PIPESTATUS[0]}": (
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1); sys.stdout = open(1, 'w')"
+    ),
+}
+
+
+@pytest.fixture
+def answer(wheel: Site, precast: Callable[..., object]) -> Callable[[str, str], object]:
+    """Runs a line with an odd standard output: "list" in a shell, all others in forks that have imported torch."""
+
+    def run(words: str, where: str) -> object:
+        if words == "list":
+            return precast(f"precast {words} {where}")
+        code = f"import os, sys\n{OUTPUTS[where]}\nfrom precast.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PRECAST_")}
+        ours = {"PYTHONPATH": str(wheel.folder), "HOME": str(wheel.home), "PRECAST_CACHE_DIR": str(wheel.cache)}
+        return forked.run(code, *words.split(), env=kept | ours, cwd=wheel.home)
+
+    return run
 
 
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("words", [*LINES, "--help", "cache --help", "--version"])
-def test_standard_output_that_is_full_or_closed_is_said(words: str, precast: Callable[..., object]) -> None:
+def test_standard_output_that_is_full_or_closed_is_said(words: str, answer: Callable[[str, str], object]) -> None:
     for where, why in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
-        done = precast(f"precast {words} {where}")
+        done = answer(words, where)
         assert done.returncode == status.FAILED, (where, done)
         assert done.stderr == f"precast: standard output cannot be written: {why}" + (
             "; send it to /dev/null to do without the answer\n" if where == ">&-" else "\n"
@@ -199,8 +222,8 @@ def test_standard_output_that_is_full_or_closed_is_said(words: str, precast: Cal
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("words", [*LINES, "--help"])
-def test_a_reader_that_is_gone_is_no_error(words: str, precast: Callable[..., object]) -> None:
-    done = precast(f"precast {words} | true; exit ${{PIPESTATUS[0]}}")
+def test_a_reader_that_is_gone_is_no_error(words: str, answer: Callable[[str, str], object]) -> None:
+    done = answer(words, "| true; exit ${PIPESTATUS[0]}")
     assert (done.returncode, done.stderr) == (status.GOOD, "")
 
 
