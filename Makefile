@@ -15,6 +15,7 @@
 #   make mutate                   small changes of the Python parts: does a test notice?  ARGS="--count 200 --seed 7"
 #   make tools                    only what `python -m tools` needs, without torch; in a workflow, found by later steps
 #   make docs                     the documentation site, in build/docs, in an environment of its own without torch
+#   make minutes                  everything that CI checks, on two cores; how long that takes, and make test of it
 #   make act                      the release workflow on this machine, one wheel of it, as a dry run
 
 SHELL := /bin/bash
@@ -37,11 +38,11 @@ DOCS := .venv-docs
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act
+.PHONY: help test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate minutes release-local prove-classic lint format tools docs act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act"
+	@echo "targets: test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate minutes release-local prove-classic lint format tools docs act"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -76,6 +77,10 @@ hostile: $(READY)
 # The GPU tests of the optimizers under every tool of compute-sanitizer; ARGS="-- tests/ops/test_rms_norm.py": others.
 sanitize: $(READY)
 	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
+
+# The last step is make test, whose summary says how long it took.
+minutes:
+	time taskset --cpu-list 0,1 .ci/run
 
 env: $(READY)
 	@echo '. $(BIN)/activate'
