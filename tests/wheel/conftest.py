@@ -25,15 +25,17 @@ else:
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # The oldest NVRTC, the first that writes cubins in both layouts, two of CUDA 13, and none. The device code of a label
-# takes minutes to compile, so a quick run has the label without any, and +cu130 for half of its GPUs.
+# takes minutes to compile, so a quick run has the label without any, and +cu130 for two of its GPUs.
 QUICK_LABELS = ("cu130", "cpu")
 LABELS = ("cu121", "cu128", "cu132", *QUICK_LABELS)
 FEWER_GPUS = {
     '["7.5", "8.0", "8.6", "9.0", "10.0", "11.0", "12.0"]\nptx = ["9.0"]\ndriver = { sass = "13.0", ptx = "13.0" }': (
-        '["8.0", "9.0", "12.0"]\nptx = ["9.0"]\ndriver = { sass = "13.0", ptx = "13.0" }'
+        '["8.0", "9.0"]\nptx = ["9.0"]\ndriver = { sass = "13.0", ptx = "13.0" }'
     ),
     # The wheel without a label takes some of these, and no test builds it.
-    '"sm_120", "compute_90"], cu130 = ["sm_110"]': '"compute_90"], cu130 = ["sm_120"]',
+    '"sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_90"], cu130 = ["sm_110"]': (
+        '"sm_86", "sm_90", "sm_100", "sm_120", "compute_90"], cu130 = ["sm_80"]'
+    ),
 }
 EACH_LABEL = [pytest.param(label, marks=() if label in QUICK_LABELS else pytest.mark.long) for label in LABELS]
 # Slim wheels: the library for the stable ABI alone. Those for the classic ABI are proved in their torch.

@@ -160,7 +160,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
     "another size than claimed": (edit_image("compute_90", content_bytes=9**7), "targets", f"{9**7} in the manifest"),
     "another image than claimed": (edit_image("sm_80", content_sha256="0" * 64), "targets", "of the unpacked image"),
     "images that overlap": (edit_image("sm_80", offset=1), "manifest", "'device/rms_norm.sm_80.cubin' wanted at"),
-    "images that no entry names": (drop_device("sm_120"), "targets", "unpacks to more than the"),
+    "images that no entry names": (drop_device("sm_80"), "targets", "unpacks to more than the"),
     "a file with another name than its images": (renamed, "targets", "device/rms_norm.other.cubin.xz"),
     "a build path in packed device code": (
         repack("compute_90", lambda data: data + b"\n// /home/me/x.cu"),
@@ -169,7 +169,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
     ),
     "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "targets", "12.0"),
     "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "targets", "13.0.48"),
-    "a target of the label missing": (drop_device("sm_120"), "targets", "softmax sm_120"),
+    "a target of the label missing": (drop_device("sm_80"), "targets", "softmax sm_80"),
     "a target of another label": (edit("device.0.target", "sm_70"), "targets", "sm_70"),
     "the set of another label": (edit("label", "cu121"), "targets", "labels.cu121"),
 }
