@@ -59,11 +59,14 @@ PRECAST_INLINE Block masked(Block z, const uint8_t* mask, float value, const bf1
 
 // `z` with `value` in all elements but the first `count` < 32.
 template <class T>
-PRECAST_INLINE Block beyond(Block z, int64_t count, float value, const T* like) {
-  static constexpr uint8_t kMask[2 * kBlock] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                                1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  return masked(z, kMask + kBlock - count, value, like);
+PRECAST_INLINE Block beyond(Block z, int64_t count, float value, const T*) {
+  const Floats lane = lane_numbers(), end = broadcast(static_cast<float>(count)), other = broadcast(value);
+  return {where_less(lane, end, z.first, other),
+          where_less(lane, end - broadcast(static_cast<float>(kLanes)), z.second, other)};
+}
+PRECAST_INLINE Block beyond(Block z, int64_t count, float value, const bf16*) {
+  const Floats lane = lane_numbers(), half = broadcast(0.5f * static_cast<float>(count)), other = broadcast(value);
+  return {where_less(lane, half, z.first, other), where_less(lane, half - broadcast(0.5f), z.second, other)};
 }
 
 // ---- a row, block by block: each_block calls body(i, Whole) for whole blocks, then body(i, Part) for the rest

@@ -68,6 +68,13 @@ PRECAST_TAIL Block load_block_part(const T* from, int64_t count) {
   return {load_part(from, count), broadcast(0.0f)};
 }
 
+#if PRECAST_WIDTH == 8 && !PRECAST_SVE_BITS
+// Four loads with masks, less than a call.
+PRECAST_INLINE Block load_block_part(const float* from, int64_t count) {
+  return {load_part(from, count), load_part(from + kLanes, count - kLanes)};
+}
+#endif
+
 PRECAST_TAIL Block load_block_part(const bf16* from, int64_t count) {
 #define PRECAST_PART(i) load_first_words(from + (i) * 2 * PRECAST_WIDTH, count - (i) * 2 * PRECAST_WIDTH)
   const WordPart pairs[] = {PRECAST_PARTS(PRECAST_PART)};
