@@ -137,7 +137,7 @@ def missing_headers(python: Sequence[object], cwd: Path, env: Mapping[str, str])
         run([*python, "-m", "precast.build", "--include"], cwd, env)
     except StepFailed as failure:
         said = str(failure).splitlines()
-        if any(line.startswith("there are no headers of torch's stable ABI") for line in said):
+        if any(line.startswith("the headers of the stable ABI of torch are missing") for line in said):
             return next(line.split(maxsplit=1)[1] for line in said if line.startswith("  found"))
         raise
     return None

@@ -36,7 +36,9 @@ def test_a_second_process_waits_and_then_builds_as_well(tmp_path: Path, caplog: 
 @contextmanager
 def holding(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has the lock, and ends at the end."""
-    code = "import sys, time; from pathlib import Path; from precast._builder import lock\n"
+    code = "import signal, sys, time; from pathlib import Path; from precast._builder import lock\n"
+    # It is ignored in what a shell starts in the background.
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "with lock.exclusive(Path(sys.argv[1]), 'x') as turn:\n"
     code += "    turn.tell(Path('/the/log')); print('held', flush=True); time.sleep(60)"
     with spawn.started(sys.executable, "-c", code, path) as child:
