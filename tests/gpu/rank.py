@@ -129,6 +129,8 @@ def main(scenario: str, folder: Path) -> None:
     dist.barrier()
     (folder / f"rank{rank.number}.json").write_text(json.dumps(seen), encoding="utf-8")
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo that let go of tensors while Python ends would abort
 
 
 if __name__ == "__main__":

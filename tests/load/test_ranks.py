@@ -16,10 +16,12 @@ def torchrun(site: Site, ranks: int, code: str, env: dict[str, str] | None = Non
     """Runs the code in so many ranks of one node; each puts what it has to say into ``said``."""
     script = site.home / "rank.py"
     script.write_text(
-        "import json, os, torch, torch.distributed as dist\n"
+        "import json, os, sys, torch, torch.distributed as dist\n"
         "torch.set_num_threads(1)\ndist.init_process_group('gloo')\nrank, said = dist.get_rank(), {}\nimport precast\n"
         + textwrap.dedent(code)
         + "open(f'said{rank}', 'w').write(json.dumps(said))\ndist.destroy_process_group()\n"
+        # Threads of gloo that let go of tensors while Python ends would abort.
+        + "sys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)\n"
     )
     launch = f"""
         import runpy, sys, warnings

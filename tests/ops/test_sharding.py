@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import textwrap
 from typing import Any
@@ -12,6 +13,7 @@ from tests.kit import spawn
 
 torch = pytest.importorskip("torch")
 
+from precast._builder import catalogue  # noqa: E402
 from precast._dispatch import namespace  # noqa: E402
 from tests.ops.tensors import ON_ROWS  # noqa: E402
 
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 # Each process keeps what it found: by case and placement, where the result and the gradients are; and the refusals.
 RANK = """
-    import json, sys
+    import json, os, sys
     import torch, torch.distributed as dist
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -97,6 +99,7 @@ RANK = """
     with open(f"found{dist.get_rank()}", "w") as file:
         json.dump(found, file)
     dist.destroy_process_group()
+    os._exit(0)  # threads of gloo that let go of tensors while Python ends would abort
 """
 
 
@@ -172,4 +175,6 @@ def test_what_writes_into_its_arguments_is_refused_in_one_sentence(
 
 
 def test_every_op_on_rows_has_a_rule() -> None:
+    for op in ON_ROWS:
+        importlib.import_module(f"precast.ops.{catalogue.folder_of(op).name}")
     assert [op for op in ON_ROWS if namespace.RULES[op] is namespace.refused] == ["fused_add_rms_norm_"]
