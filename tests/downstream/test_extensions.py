@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from setuptools import Extension as SetuptoolsExtension
 
+from precast._abi.build_info import HostFile
 from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import bindings, elf, toolchain
-from precast.build import DeviceExtension, StableExtension, ext_modules, facts, labelled
+from precast.build import DeviceExtension, StableExtension, ext_modules, facts, labelled, wheel
 from precast.build import __main__ as build_main
 from precast.errors import KernelError
 from tests.kit import spawn
@@ -77,10 +78,10 @@ def library(tmp_path: Path) -> Callable[..., bytes]:
 CUDA = "namespace at { int get_num_threads(); } int x() { return at::get_num_threads(); }"
 
 
-def host_file(data: bytes, torch: TorchInfo | None = TORCH, stable: Stable | None = None) -> facts.HostFile:
-    return facts.host_file(
-        "my_ops.fused", "host/fused.so", data, stable=stable, limited=False, torch=torch, debug=False
-    )
+def host_file(data: bytes, torch: TorchInfo | None = TORCH, stable: Stable | None = None) -> HostFile:
+    library = facts.compiled("my_ops.fused", ".so", data, limited=False)
+    built = None if torch is None else facts.torch_abi(torch)
+    return facts.entry(library, built, wheel.label_of_torch(torch), stable)
 
 
 @pytest.mark.compiler
@@ -104,7 +105,7 @@ def test_a_library_that_contradicts_itself_is_refused(library: Callable[..., byt
         host_file(library(CUDA, "libcudart.so.12"))
     with pytest.raises(KernelError, match=r"not on torch's stable ABI\n  found   _ZN2at15get_num_threadsEv"):
         host_file(library(CUDA), stable=Stable(Release(2, 10)))
-    with pytest.raises(KernelError, match="there is no torch to say of which"):
+    with pytest.raises(KernelError, match="or none is said to have built it"):
         host_file(library(CUDA), torch=None)
     with pytest.raises(KernelError, match="made no usable library"):
         host_file(b"no library")

@@ -382,6 +382,6 @@ def test_wheels_that_differ_in_more_are_not_merged(
 
 def test_the_line_goes_behind_docstring_and_future_imports() -> None:
     for before, after in (("", "x = 1\n"), ('"""Doc."""\n', "import a\n"), ("from __future__ import annotations", "")):
-        made = guarding.answering(before + after)
-        assert guarding.ANSWER in made and made.startswith(before) and guarding.answering(made) == made
+        made = guarding.answering((before + after).encode())
+        assert guarding.ANSWER in made and made.startswith(before.encode()) and guarding.answering(made) == made
         compile(made, "made", "exec")

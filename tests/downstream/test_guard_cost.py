@@ -49,10 +49,8 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = f"op{number}"
         path, include = package / "_C" / "host" / f"{name}.so", sysconfig.get_paths()["include"]
         spawn.library(path, SOURCE.format(name=name), f"-I{include}")
-        data, where = path.read_bytes(), f"host/{name}.so"
-        found.append(
-            facts.host_file(f"nine_ops.{name}", where, data, stable=None, limited=False, torch=None, debug=False)
-        )
+        library = facts.compiled(f"nine_ops.{name}", ".so", path.read_bytes(), limited=False)
+        found.append(facts.entry(library, None, Label("")))
         (package / f"{name}.py").write_text(wheel.GUARD)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, host=tuple(found))
     (package / "_C" / prebuilt.MANIFEST).write_text(info.to_json())

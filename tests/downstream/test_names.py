@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from precast.build import audit
+from precast._version import __version__
+from precast.build import audit, guarding
 from tests.downstream.conftest import CHECKOUT
 from tests.kit import forked
 
@@ -40,10 +41,17 @@ from precast.build import BuildExtension
 from torch.utils.cpp_extension import CppExtension
 names = ["_C", "_ext", "CamelCase", "_ops_cpu"]
 setup(
-    name="named_ops", version="1.0", packages=["named_ops"], install_requires=["precast"],
+    name="named_ops", version="1.0", packages=["named_ops"],
     ext_modules=[CppExtension("named_ops." + name, ["csrc/" + name + ".cpp"]) for name in names],
     cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True, use_ninja=False)},
 )
+"""
+# The idiom of packages that look for their library, and give torch the path that they find.
+INIT = """
+from __future__ import annotations
+def find(name):
+    import importlib.machinery, os.path, torch
+    torch.ops.load_library(importlib.machinery.PathFinder().find_spec(name, [os.path.dirname(__file__)]).origin)
 """
 
 
@@ -51,7 +59,7 @@ setup(
 def wheel(tmp_path_factory: pytest.TempPathFactory, setup_py: Callable[..., subprocess.CompletedProcess[str]]) -> Path:
     root = tmp_path_factory.mktemp("named")
     (root / "named_ops").mkdir()
-    (root / "named_ops" / "__init__.py").touch()
+    (root / "named_ops" / "__init__.py").write_text(INIT)
     (root / "csrc").mkdir()
     for name in NAMES:
         (root / "csrc" / f"{name}.cpp").write_text(MODULE.format(name))
@@ -84,6 +92,18 @@ def test_the_wheel_passes_the_audit_and_torchs_options_reach_torch(wheel: Path) 
     assert {Path(file.path).name for file in info.host} == {f"{name}.so" for name in (*NAMES, "_ops_cpu")}
 
 
+def test_the_wheel_says_what_it_requires(wheel: Path) -> None:
+    """setup.py names neither: the guards import precast, and no other torch has the classic C++ of this one."""
+    import torch
+
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    with zipfile.ZipFile(wheel) as archive:
+        said = archive.read("named_ops-1.0.dist-info/METADATA").decode()
+        assert archive.read("named_ops/__init__.py").count(guarding.ANSWER) == 1
+    assert f"Requires-Dist: torch>={major}.{minor},<{major}.{minor + 1}\n" in said
+    assert f"Requires-Dist: precast>={__version__}\n" in said
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_module_of_any_name_is_imported_by_way_of_its_guard(site: Path, name: str) -> None:
     said = run(site, f"from named_ops import {name} as m; print(m.threads() > 0, m.__file__)")
@@ -101,14 +121,9 @@ def test_a_module_that_does_not_fit_is_refused_under_any_name(site: Path) -> Non
     [
         "import named_ops._ops_cpu as m; assert m.library.name == '_ops_cpu.so'",
         "from precast.build import load_library; assert load_library('named_ops', '_ops_cpu').name == '_ops_cpu.so'",
-        # The idiom of packages that look for their library: the name that is found is imported, not its path opened.
-        (
-            "import importlib, importlib.machinery as m\n"
-            "spec = m.PathFinder().find_spec('_ops_cpu', [sys.path[0] + '/named_ops'])\n"
-            "importlib.import_module('named_ops.' + spec.name)"
-        ),
+        "import named_ops; named_ops.find('_ops_cpu')",
     ],
-    ids=["import", "load_library", "find_spec"],
+    ids=["import", "load_library", "its path"],
 )
 def test_a_library_that_only_registers_is_opened(site: Path, way: str) -> None:
     assert run(site, f"import torch\n{way}\nprint(sys.opened_by_test)") == "True\n"

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, SetupError
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi.build_info import BuildMode, DeviceFile, HostFile
+from precast._abi.label import Label
 from precast._builder import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import facts, ownership, preflight, registrations, wheel
+from precast.build import facts, guarding, ownership, preflight, registrations, wheel
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
+from precast.build.finished import Finished, Folder
 from precast.errors import KernelError
 
 _OURS = (StableExtension, DeviceExtension)
@@ -35,6 +38,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     extensions: list[Extension]
     build_lib: str
     editable_mode: bool = False  # setuptools has this since version 64
+    _made: tuple[Path, ...] = ()  # every file that this command wrote, relative to the build folder
 
     def __new__(cls, distribution: Any, **options: Any) -> Any:
         """Return the command that the extensions of this distribution need.
@@ -83,7 +87,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         lent, self.build_lib = self.build_lib, str(self._kept("lib"))
         try:
             self._build_everything()
-            made = [(Path(self.build_lib) / relative, Path(lent) / relative) for relative in self._written()]
+            made = [(Path(self.build_lib) / relative, Path(lent) / relative) for relative in self._made]
         finally:
             self.build_lib = lent
         for source, target in made:
@@ -123,8 +127,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 self._build_theirs()
         finally:
             self.extensions = every
-        infos = [self._write_manifest(folder, every) for folder in _folders(every)]
-        wheel.retag(self.distribution, wheel.tag_of(infos))
+        self._guard(every)
 
     def get_ext_filename(self, fullname: str) -> str:
         """The path in the package's ``_C`` folder, which only a guard reads."""
@@ -143,20 +146,20 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def copy_extensions_to_source(self) -> None:
         """Copy everything next to the sources, because an editable install imports from there."""
-        for relative in self._written():
+        for relative in self._made:
             target = self._in_source(relative)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(self.build_lib) / relative, target)
 
     def get_outputs(self) -> list[str]:
         """Every file that this command wrote."""
-        return [str(Path(self.build_lib) / relative) for relative in self._written()]
+        return [str(Path(self.build_lib) / relative) for relative in self._made]
 
     def get_output_mapping(self) -> dict[str, str]:
         """For an editable install: map each built file to its copy in the source tree."""
         if not self.inplace:
             return {}
-        return {str(Path(self.build_lib) / relative): str(self._in_source(relative)) for relative in self._written()}
+        return {str(Path(self.build_lib) / relative): str(self._in_source(relative)) for relative in self._made}
 
     def _build_ours(self, extension: Extension) -> None:
         output = Path(self.build_lib) / self.get_ext_filename(extension.name)
@@ -188,34 +191,52 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 f"{names} cannot be compiled; the compiler's messages are above\n  found   {str(error).splitlines()[0]}"
             ) from error
 
-    def _write_manifest(self, relative: Path, every: Iterable[Extension]) -> BuildInfo:
-        """Write the manifest of one folder, and a guard for each library in it."""
-        own = [extension for extension in every if _manifest_folder(_package(extension)) == relative]
-        hosts = [self._host_file(extension) for extension in own if not isinstance(extension, DeviceExtension)]
-        images = [image for extension in own for image in self._images.get(extension.name, ())]
-        info = self._info(own, hosts, images)
-        folder = Path(self.build_lib) / relative
-        _drop_strays(folder, info)
-        (folder / prebuilt.MANIFEST).write_text(info.to_json(), encoding="utf-8")
-        for extension in own:
-            if not isinstance(extension, DeviceExtension):
-                (Path(self.build_lib) / _guard(extension)).write_text(wheel.GUARD, encoding="utf-8")
-        return info
+    def _guard(self, every: Iterable[Extension]) -> None:
+        """Put everything behind guards, as ``python -m precast.build guard`` does with a finished wheel."""
+        folders: dict[str, Folder] = {}
+        for extension in every:
+            where = _manifest_folder(_package(extension))
+            old = folders.setdefault(where.as_posix(), Folder((), (), {}))
+            hosts = () if isinstance(extension, DeviceExtension) else (self._host_file(extension),)
+            images = tuple(self._images.get(extension.name, ()))
+            place = Path(self.build_lib) / where
+            data = {file.path: (place / file.path).read_bytes() for file in (*hosts, *images)}
+            folders[where.as_posix()] = Folder((*old.hosts, *hosts), (*old.device, *images), old.data | data)
+        label = self._label(folders.values())
+        name, version = self.distribution.get_name(), self.distribution.get_version()
+        guards = frozenset(_guard(one).as_posix() for one in every if not isinstance(one, DeviceExtension))
+        known = provenance.of(Path.cwd())
+        files, infos = guarding.behind_guards(
+            [Finished(Path(name), name, version, "", label, {}, folders, guards)],
+            mode=BuildMode.MACHINE if self._settings.label is None else BuildMode.RELEASE,
+            commit=known.commit,
+            dirty=known.dirty,
+            source_digest=wheel.digest(path for one in every for path in (*one.sources, *one.depends)),
+            compilers=tuple(sorted(self._compilers.items())),
+        )
+        _drop_strays(Path(self.build_lib), folders)
+        self._made = tuple(map(Path, files))
+        files |= self._packages(files)
+        files |= {where: guarding.answering(files[where]) for where in guarding.asking(files)}
+        for relative, content in files.items():
+            wheel.write_changed(Path(self.build_lib, relative), content)
+        wheel.describe(self.distribution, wheel.tag_of(infos), lambda metadata: guarding.requiring(metadata, infos))
 
     def _host_file(self, extension: Extension) -> HostFile:
         path = Path(self.build_lib) / self.get_ext_filename(extension.name)
-        return facts.host_file(
+        library = facts.compiled(
             extension.name,
-            f"host/{path.name}",
+            path.name[path.name.index(".") :],
             path.read_bytes(),
-            stable=declared_floor(extension),
             limited=bool(getattr(extension, "py_limited_api", False)),
-            torch=self._torch,
-            debug=self._settings.debug,
         )
+        torch = None if self._torch is None else facts.torch_abi(self._torch)
+        file = facts.entry(library, torch, wheel.label_of_torch(self._torch), declared_floor(extension))
+        return replace(file, debug=self._settings.debug)
 
-    def _info(self, own: Iterable[Extension], hosts: list[HostFile], images: list[DeviceFile]) -> BuildInfo:
-        label = wheel.label_of(hosts, images, self._torch)
+    def _label(self, folders: Iterable[Folder]) -> Label:
+        hosts = [file for folder in folders for file in folder.hosts]
+        label = wheel.label_of(hosts, [image for folder in folders for image in folder.device], self._torch)
         asked = self._settings.label
         if asked is not None and asked != label:
             raise KernelError(
@@ -223,18 +244,13 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 f"  found   code for {label.text or 'every torch, which has no label'}\n"
                 f"  needed  a torch of {asked}, or no PRECAST_LABEL"
             )
-        known = provenance.of(Path.cwd())
-        return BuildInfo(
-            version=self.distribution.get_version().partition("+")[0],
-            label=label,
-            mode=BuildMode.MACHINE if asked is None else BuildMode.RELEASE,
-            commit=known.commit,
-            dirty=known.dirty,
-            source_digest=wheel.digest(path for extension in own for path in (*extension.sources, *extension.depends)),
-            compilers=tuple(sorted(self._compilers.items())),
-            host=tuple(hosts),
-            device=tuple(images),
-        )
+        return label
+
+    def _packages(self, made: Iterable[str]) -> dict[str, bytes]:
+        """The Python files of the wheel in the packages with guards, as build_py has put them there."""
+        root = Path(self.build_lib)
+        every = (path for top in {where.partition("/")[0] for where in made} for path in (root / top).rglob("*.py"))
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in every if not path.is_symlink()}
 
     def _refuse_guarded_twice(self, every: Iterable[Extension]) -> None:
         """Refuse a Python file with the name of an extension, because the extension's guard takes that name."""
@@ -260,15 +276,6 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         top, *rest = relative.parts
         return Path(build_py.get_package_dir(top), *rest)
 
-    def _written(self) -> Iterator[Path]:
-        """The manifests, the files they list and the guards, relative to the build folder."""
-        for folder in _folders(self.extensions):
-            found = prebuilt.load_build_info(Path(self.build_lib) / folder)
-            if found is not None:
-                yield folder / prebuilt.MANIFEST
-                yield from (folder / path for path in found.files)
-        yield from (_guard(extension) for extension in self.extensions if not isinstance(extension, DeviceExtension))
-
 
 def _package(extension: Extension) -> str:
     return str(extension.name.rpartition(".")[0])
@@ -281,10 +288,6 @@ def _guard(extension: Extension) -> Path:
 
 def _manifest_folder(package: str) -> Path:
     return Path(*package.split("."), *inside(package))
-
-
-def _folders(extensions: Iterable[Extension]) -> list[Path]:
-    return sorted({_manifest_folder(_package(extension)) for extension in extensions})
 
 
 def _make_debug(extension: Extension) -> None:
@@ -300,9 +303,9 @@ def _make_debug(extension: Extension) -> None:
         extension.extra_compile_args = [*options, *host]
 
 
-def _drop_strays(folder: Path, info: BuildInfo) -> None:
+def _drop_strays(root: Path, folders: Mapping[str, Folder]) -> None:
     """Remove files of earlier builds, for another Python or GPU, so that they do not get into this wheel."""
-    for part in ("host", "device"):
-        for path in sorted((folder / part).glob("*")):
-            if f"{part}/{path.name}" not in info.files:
+    for where, folder in folders.items():
+        for path in sorted((root / where).glob("*/*")):
+            if path.relative_to(root / where).as_posix() not in folder.data:
                 path.unlink()

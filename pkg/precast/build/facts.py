@@ -1,24 +1,28 @@
-"""Find in a library's bytes what it is bound to. The build records this in the manifest; the audit derives it again."""
+"""The manifest entry of a library, from its bytes: for one that was just compiled as for one of a finished wheel."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import sysconfig
+from dataclasses import replace
 
 from precast._abi.build_info import HostFile
 from precast._abi.host import TorchInfo
-from precast._abi.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi, is_git_version
-from precast._abi.version import Release
-from precast._builder import bindings, elf, xray
-from precast._builder.bindings import Binding
+from precast._abi.label import Label
+from precast._abi.torch_abi import Exact, Stable, is_git_version
+from precast._builder import bindings, elf, xray, xray_verdict
 from precast.errors import KernelError
 
 
-def python_tag(*, limited: bool) -> str:
-    """The tag of a module that uses Python: ``abi3``, or this exact Python, such as ``cp312`` or ``cp313t``."""
+def compiled(name: str, suffix: str, data: bytes, *, limited: bool) -> xray.Library:
+    """A library that was compiled for this Python. ``limited``: it uses only Python's limited API."""
     threads = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    return "abi3" if limited else f"cp{sys.version_info.major}{sys.version_info.minor}{threads}"
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    try:
+        tag = (python, "abi3" if limited else f"{python}{threads}", "")
+        return xray.library(f"{name.replace('.', '/')}{suffix}", data, tag)
+    except elf.ElfError as error:
+        raise KernelError(f"{name}: the compiler made no usable library: {error}") from error
 
 
 def torch_abi(torch: TorchInfo) -> Exact:
@@ -34,27 +38,25 @@ def torch_abi(torch: TorchInfo) -> Exact:
     return Exact(torch.version.release, torch.cxx11, torch.version.git)
 
 
-def host_file(
-    name: str, path: str, data: bytes, *, stable: Stable | None, limited: bool, torch: TorchInfo | None, debug: bool
-) -> HostFile:
-    """Return the manifest entry of a library; raise KernelError if its bytes contradict its declaration.
+def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stable | None = None) -> HostFile:
+    """The manifest entry of a library. KernelError if it cannot be loaded safely, or contradicts its declaration.
 
-    ``stable`` is the floor it was compiled for, None for classic C++. ``limited``: it uses only Python's limited API.
+    ``torch`` built it, if it has classic C++, and ``label`` is the CUDA of that torch. ``floor`` is the oldest torch
+    that it was compiled for on the stable ABI; None if nothing says so.
     """
-    try:
-        info = elf.read_shared_object(data)
-    except elf.ElfError as error:
-        raise KernelError(f"{name}: the compiler made no usable library: {error}") from error
-    if bindings.brings_runtime(info):
+    name, bound = library.module, library.bound
+    if library.error:
+        raise KernelError(f"{name} cannot be read\n  found   {library.error}\n  needed  machine code and device code")
+    if bindings.brings_runtime(library.info):
         raise KernelError(
             f"{name} has a C++ runtime of its own\n"
-            f"  found   {', '.join(sorted(bindings.OF_A_RUNTIME & info.exported))}: libstdc++ is linked statically\n"
+            f"  found   {', '.join(sorted(bindings.OF_A_RUNTIME & library.info.exported))}: "
+            f"libstdc++ is linked statically\n"
             f"  needed  the runtime that torch has, libstdc++.so.6: with two, a failed check of torch crashes\n"
             f"  fix     1) CC=gcc CXX=g++ pip install --no-build-isolation ."
             f"  # without -static-libstdc++, and with a compiler that has a libstdc++.so next to its libstdc++.a"
         )
-    bound = bindings.binding(info)
-    if stable is not None and (bound.classic or bound.cudart):
+    if floor is not None and (bound.classic or bound.cudart):
         found = ", ".join(bound.classic[:3]) or f"libcudart.so.{bound.cudart}"
         raise KernelError(
             f"{name} is not on torch's stable ABI\n"
@@ -62,44 +64,20 @@ def host_file(
             f"  needed  what torch/csrc/stable and the C shims offer, without a CUDA runtime\n"
             f"  fix     1) a CppExtension or CUDAExtension, for one torch"
         )
-    return HostFile(
-        path=path,
-        sha256=hashlib.sha256(data).hexdigest(),
-        bytes=len(data),
-        abi=_abi(name, info, bound, stable, torch),
-        machine=info.machine,
-        needed=info.needed,
-        glibc=Release(*(*info.glibc, 0, 0)[:2]),
-        glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
-        cpu_levels=(),
-        families=(name.rpartition(".")[2],),
-        python=python_tag(limited=limited) if bindings.needs_python(name, info, bound) else "none",
-        cuda_major=_cuda_major(name, bound, torch),
-        debug=debug,
-        **xray.inside(data, info),
-    )
-
-
-def _abi(name: str, info: elf.ElfInfo, bound: Binding, stable: Stable | None, torch: TorchInfo | None) -> TorchAbi:
-    """A library without torch symbols fits every torch; any other is bound to its floor or to one torch."""
-    shims = any(symbol.startswith(("aoti_torch_", "torch_")) for symbol in info.undefined)
-    if not bound.classic and not shims and not any(needed.startswith(("libtorch", "libc10")) for needed in info.needed):
-        return Stable(CLASSIC_FLOOR)
-    if stable is not None:
-        return stable
-    if torch is None:
-        named = (*bound.classic, *info.needed)[0]
-        raise KernelError(f"{name} needs {named}, and there is no torch to say of which")
-    return torch_abi(torch)
-
-
-def _cuda_major(name: str, bound: Binding, torch: TorchInfo | None) -> int | None:
-    of_torch = None if torch is None or torch.cuda is None else torch.cuda.major
-    if bound.cudart is not None and torch is not None and bound.cudart != of_torch:
+    cuda = None if label.cuda is None else label.cuda.major
+    if bound.cudart is not None and label.text and bound.cudart != cuda:
         raise KernelError(
             f"{name} mixes two CUDA runtimes\n"
-            f"  found   libcudart.so.{bound.cudart}, and a torch with CUDA {of_torch or 'none'}\n"
+            f"  found   libcudart.so.{bound.cudart}, and a torch with CUDA {cuda or 'none'}\n"
             f"  needed  the nvcc of torch's CUDA major\n"
-            f"  fix     1) CUDA_HOME=/usr/local/cuda-{of_torch or 'X'} pip install --no-build-isolation ."
+            f"  fix     1) CUDA_HOME=/usr/local/cuda-{cuda or 'X'} pip install --no-build-isolation ."
         )
-    return bound.cudart if bound.cudart is not None else of_torch if bound.torch_cuda else None
+    file = xray_verdict.host_file(library, torch)
+    if file is None:
+        named = (*bound.classic, *library.info.needed)[0]
+        raise KernelError(f"{name} needs {named}, and no known torch has it, or none is said to have built it")
+    return replace(
+        file,
+        abi=floor if floor is not None and library.needs_torch else file.abi,
+        cuda_major=cuda if bound.cudart is None and bound.torch_cuda else file.cuda_major,
+    )

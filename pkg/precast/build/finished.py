@@ -10,10 +10,10 @@ from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact
 from precast._abi.version import TorchVersion
-from precast._builder import archives, bindings, torch_names, xray, xray_verdict
+from precast._builder import archives, torch_names, xray, xray_verdict
 from precast._load import answers, prebuilt
 from precast._load.downstream import inside
-from precast.build import wheel
+from precast.build import facts, wheel
 from precast.errors import KernelError
 
 _LABEL = re.compile(r"(cu\d{3,4}|cpu)(?![0-9])")
@@ -130,18 +130,11 @@ def _places(library: xray.Library) -> tuple[str, str]:
 def _entry(contents: xray.Contents, library: xray.Library, torch: TorchVersion | None, label: Label) -> HostFile:
     """The manifest entry of a library. KernelError for one that no guard can stand for."""
     _refuse_unfit(contents, library)
-    abi = _built_by(contents, library, torch)
-    file = xray_verdict.host_file(library, abi)
-    if file is None:
-        raise _bad(library, "functions that no known torch has", "a torch of the table, or a later precast")
-    cuda = file.cuda_major
-    if cuda is None and library.bound.torch_cuda:
-        if label.cuda is None:
-            fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
-            raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
-        cuda = label.cuda.major
-    name = answers.name_of(PurePosixPath(library.path).name)
-    return _placed(replace(file, families=(name,), cuda_major=cuda))
+    if library.bound.cudart is None and library.bound.torch_cuda and label.cuda is None:
+        fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
+        raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
+    file = facts.entry(library, _built_by(contents, library, torch), label)
+    return _placed(replace(file, families=(answers.name_of(PurePosixPath(library.path).name),)))
 
 
 def _placed(file: HostFile) -> HostFile:
@@ -160,10 +153,6 @@ def _refuse_unfit(contents: xray.Contents, library: xray.Library) -> None:
     if linked:
         raise _bad(library, f"{', '.join(linked)} of the same wheel, which it would not find from its new place",
                    "one library, linked statically")  # fmt: skip
-    if bindings.brings_runtime(library.info):
-        raise _bad(library, "a C++ runtime linked into it", "libstdc++.so.6 of the process")
-    if library.error:
-        raise _bad(library, library.error, "machine code and device code that can be read")
     if library.python == "unknown":
         raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
     if not library.is_module and not library.needs_torch:

@@ -14,8 +14,10 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.label import Label
@@ -29,7 +31,8 @@ from precast.build.finished import Finished
 from precast.errors import KernelError
 
 # Inserted into the package of a guarded library.
-ANSWER = "__import__('precast.build').build.answer()  # precast.build: torch.ops.load_library opens what fits\n"
+ANSWER = b"__import__('precast.build').build.answer()  # precast.build: torch.ops.load_library opens what fits\n"
+_CALL = b"load_library"
 _TORCH = re.compile(r"Requires-Dist: torch(?![\w.-])(?P<rest>[^\n]*)\n")
 
 
@@ -67,26 +70,43 @@ def guard(wheels: Iterable[Path], out: Path, torch: TorchVersion | None = None) 
 
 def _write(group: list[Finished], out: Path) -> Path:
     first = group[0]
-    files = _same_files(group)
-    infos = {}
-    for folder in sorted({folder for one in group for folder in one.folders}):
-        info, data = _merged(group, folder)
-        infos[folder] = info
-        files |= {f"{folder}/{where}": content for where, content in data.items()}
-        files[f"{folder}/{prebuilt.MANIFEST}"] = info.to_json().encode()
-    for place in sorted(frozenset().union(*(one.guards for one in group))):
-        files[place] = wheel.GUARD.encode()
-        top = f"{place.partition('/')[0]}/__init__.py"
-        if place != top and top in files:
-            files[top] = answering(files[top].decode()).encode()
-    version, tag = _version(group), wheel.tag_of(infos.values())
+    made, infos = behind_guards(group)
+    files = _same_files(group) | made
+    files |= {where: answering(files[where]) for where in asking(files)}
+    version, tag = _version(group), wheel.tag_of(infos)
     platform = max((one.platform for one in group), key=_strictness)
     dist_info = f"{first.name}-{version}.dist-info"
-    files[f"{dist_info}/METADATA"] = _metadata(first, version, infos.values()).encode()
+    said = first.rest[f"{first.dist_info}/METADATA"].decode()
+    said = said.replace(f"\nVersion: {first.version}\n", f"\nVersion: {version}\n", 1)
+    files[f"{dist_info}/METADATA"] = requiring(said, infos).encode()
     files[f"{dist_info}/WHEEL"] = _wheel(first, tag, platform).encode()
     path = out / f"{first.name}-{version}-{tag[0]}-{tag[1]}-{platform}.whl"
     wheel_file.write_wheel(path, dist_info, files, int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
     return path
+
+
+def behind_guards(group: list[Finished], **known: Any) -> tuple[dict[str, bytes], list[BuildInfo]]:
+    """The prebuilt files of a wheel, the guards and the manifests; and the manifests as values.
+
+    ``known`` has what a manifest can say of a build that was watched, such as ``compilers``.
+    """
+    files, infos = dict[str, bytes](), list[BuildInfo]()
+    for folder in sorted({folder for one in group for folder in one.folders}):
+        info, data = _merged(group, folder)
+        infos.append(replace(info, **known))
+        files |= {f"{folder}/{where}": content for where, content in data.items()}
+        files[f"{folder}/{prebuilt.MANIFEST}"] = infos[-1].to_json().encode()
+    guards = frozenset[str]().union(*(one.guards for one in group))
+    return files | dict.fromkeys(sorted(guards), wheel.GUARD.encode()), infos
+
+
+def asking(files: Mapping[str, bytes]) -> list[str]:
+    """The ``__init__.py`` of each package in which torch opens a guard, made for that or not."""
+    guards = [where for where, text in files.items() if text == wheel.GUARD.encode()]
+    asked = {where.partition("/")[0] for where in guards if where.endswith(".so")}
+    asked |= {where.partition("/")[0] for where, text in files.items() if where.endswith(".py") and _CALL in text}
+    tops = {f"{where.partition('/')[0]}/__init__.py" for where in guards if where.partition("/")[0] in asked}
+    return sorted(tops & files.keys() - set(guards))
 
 
 def _same_files(group: list[Finished]) -> dict[str, bytes]:
@@ -167,13 +187,13 @@ def _strictness(platform: str) -> tuple[int, ...]:
     return (2, 17) if "manylinux" in platform else (99,)
 
 
-def _metadata(one: Finished, version: str, infos: Iterable[BuildInfo]) -> str:
-    """METADATA with the version, precast, and the torches that libraries are for."""
-    text = one.rest[f"{one.dist_info}/METADATA"].decode("utf-8")
-    head, blank, body = text.partition("\n\n")
-    head = re.sub(r"(?m)^Version: .*$", f"Version: {version}", head.rstrip("\n") + "\n")
-    releases = sorted({file.abi.release for info in infos for file in info.host if isinstance(file.abi, Exact)})
-    if releases:
+def requiring(metadata: str, infos: Iterable[BuildInfo]) -> str:
+    """METADATA with precast, and the releases of torch that libraries are for."""
+    head, blank, body = metadata.partition("\n\n")
+    head = head.rstrip("\n") + "\n"
+    exact = [file.abi for info in infos for file in info.host if isinstance(file.abi, Exact)]
+    releases = sorted({abi.release for abi in exact})
+    if releases and not any(abi.git for abi in exact):  # a requirement of a release excludes its pre-releases
         last = releases[-1]
         between = [f"!={last.major}.{minor}.*" for minor in range(releases[0].minor, last.minor)
                    if last.major == releases[0].major and not any(r.minor == minor for r in releases)]  # fmt: skip
@@ -195,7 +215,7 @@ def _wheel(one: Finished, tag: tuple[str, str], platform: str) -> str:
     return "\n".join([*kept, "Root-Is-Purelib: false", *tags, ""])
 
 
-def answering(source: str) -> str:
+def answering(source: bytes) -> bytes:
     """The source of a package with the line that lets torch open its guards, after docstring and future imports."""
     if ANSWER in source:
         return source
@@ -206,9 +226,9 @@ def answering(source: str) -> str:
             break
         last = node.end_lineno or last
     lines = source.splitlines(keepends=True)
-    if last and not lines[last - 1].endswith("\n"):
-        lines[last - 1] += "\n"
-    return "".join([*lines[:last], ANSWER, *lines[last:]])
+    if last and not lines[last - 1].endswith(b"\n"):
+        lines[last - 1] += b"\n"
+    return b"".join([*lines[:last], ANSWER, *lines[last:]])
 
 
 def _differ(what: str, first: Path, second: Path, needed: str) -> KernelError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from precast._abi.settings import Settings
 from precast._builder import failure, flags, headers, host, process, toolchain
 from precast._builder.cache import BuildKey, open_cache
+from precast.build import wheel
 from precast.build.extensions import StableExtension
 from precast.errors import KernelError
 
@@ -35,7 +36,7 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
     output.parent.mkdir(parents=True, exist_ok=True)
     include = headers.for_extensions()
     _point(folder / _TORCH, include)
-    _write_changed(folder / _TOOLS, f"{compiler.kind} {compiler.version}\n{_digest(include)}\n")
+    wheel.write_changed(folder / _TOOLS, f"{compiler.kind} {compiler.version}\n{_digest(include)}\n".encode())
     text = ninja_file(extension, output.resolve(), folder, compiler.path, compiler.kind, settings)
     (folder / "build.ninja").write_bytes(os.fsencode(text))
     command = [ninja, "-C", str(folder), "-j", str(toolchain.default_jobs(settings)), "-v"]
@@ -121,12 +122,6 @@ def _point(link: Path, target: Path) -> None:
         return
     link.unlink(missing_ok=True)
     link.symlink_to(target.resolve())
-
-
-def _write_changed(path: Path, text: str) -> None:
-    """Write a file only if its text differs, because ninja compares modification times."""
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
 
 
 def _digest(include: Path) -> str:

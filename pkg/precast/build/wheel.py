@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,21 @@ def is_guard(text: str) -> bool:
 _OLDEST = "cp310"
 
 
-def label_of(hosts: Sequence[HostFile], images: Sequence[DeviceFile], torch: TorchInfo | None) -> Label:
-    """The CUDA version that a package is bound to, "cpu" if it is bound only to one torch, else the empty label."""
-    bound = any(file.cuda_major is not None for file in hosts)
-    if bound and torch is not None and torch.cuda is not None:
-        return Label(f"cu{torch.cuda.major}{torch.cuda.minor}")
+def label_of(hosts: Iterable[HostFile], images: Sequence[DeviceFile], torch: TorchInfo | None) -> Label:
+    """The CUDA version that a wheel is bound to, "cpu" if it is bound only to one torch, else the empty label."""
+    every = list(hosts)
+    if any(file.cuda_major is not None for file in every):
+        return label_of_torch(torch)
     if images:
         cuda = CudaVersion.parse(images[0].nvrtc)
         return Label(f"cu{cuda.major}{cuda.minor}")
-    return Label("cpu" if any(file.abi.kind is AbiKind.EXACT for file in hosts) else "")
+    return Label("cpu" if any(file.abi.kind is AbiKind.EXACT for file in every) else "")
+
+
+def label_of_torch(torch: TorchInfo | None) -> Label:
+    """``cu130``, ``cpu``, or no label without torch."""
+    cuda = None if torch is None else torch.cuda
+    return Label(f"cu{cuda.major}{cuda.minor}" if cuda is not None else "cpu" if torch is not None else "")
 
 
 def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
@@ -64,12 +70,30 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
     return (_OLDEST, "abi3") if "abi3" in pythons else ("py3", "none")
 
 
-def retag(distribution: Any, tag: tuple[str, str]) -> None:
-    """Give the wheel under construction, if any, the tag of its contents; setuptools still sets the platform tag."""
+def describe(distribution: Any, tag: tuple[str, str], metadata: Callable[[str], str]) -> None:
+    """Give the wheel under construction, if any, the tag of its contents, and change its METADATA.
+
+    setuptools still sets the platform tag. It writes WHEEL as the last file, when METADATA is there.
+    """
     command = distribution.get_command_obj("bdist_wheel", create=False)
-    if command is not None:
-        usual = command.get_tag
-        command.get_tag = lambda: (*tag, usual()[2])
+    if command is None:
+        return
+    tag_of_setuptools, write = command.get_tag, command.write_wheelfile
+
+    def write_both(folder: str, *rest: Any) -> None:
+        path = Path(folder, "METADATA")
+        path.write_text(metadata(path.read_text(encoding="utf-8")), encoding="utf-8")
+        write(folder, *rest)
+
+    command.get_tag = lambda: (*tag, tag_of_setuptools()[2])
+    command.write_wheelfile = write_both
+
+
+def write_changed(path: Path, content: bytes) -> None:
+    """Write a file only if its content differs, because build tools compare modification times."""
+    if not path.is_file() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def digest(paths: Iterable[str]) -> str:
