@@ -11,7 +11,7 @@ inline bool begins_before(const Range& a, const Range& b) { return a.begin < b.b
 
 // Sorts the ranges. True if no two of them overlap.
 inline bool sort_apart(Range* ranges, int64_t size) {
-  std::sort(ranges, ranges + size, begins_before);
+  if (!std::is_sorted(ranges, ranges + size, begins_before)) std::sort(ranges, ranges + size, begins_before);
   for (int64_t i = 1; i < size; ++i) {
     if (ranges[i - 1].end > ranges[i].begin) return false;
   }

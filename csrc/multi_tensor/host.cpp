@@ -27,7 +27,8 @@ int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorL
   const Lists lists = {"multi_tensor_plan",
                        {&params, &grads, &firsts, &seconds, &thirds, &copies},
                        {"params", "grads", "firsts", "seconds", "thirds", "copies"},
-                       true};
+                       kAllButGrad,
+                       "a gradient"};
   return plans().add(new Plan(lists, &idle, &places));
 }
 
@@ -212,12 +213,13 @@ void update_op(const TensorList& params, const TensorList& grads, const TensorLi
   const Lists lists = {kOp,
                        {&params, &grads, &firsts, &seconds, &thirds, &copies},
                        {"params", "grads", "firsts", "seconds", "thirds", "copies"},
-                       true};
+                       kAllButGrad,
+                       "a gradient"};
   Plan plan(lists, nullptr, nullptr);
   check_members(kOp, plan, kind, kLamb);
   PrepareArgs args = {};
-  args.found_inf = scalar_beside(kOp, "found_inf", found_inf, params[0]);
-  args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, params[0]);
+  args.found_inf = plan.number_beside(lists, "found_inf", found_inf, false);
+  args.grad_scale = plan.number_beside(lists, "grad_scale", grad_scale, false);
   args.step = static_cast<float>(step);
   args.factor = static_cast<float>(factor);
   args.kind = static_cast<int>(kind);

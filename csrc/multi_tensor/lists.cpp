@@ -5,7 +5,7 @@ namespace precast::multi_tensor {
 
 TensorPair multi_tensor_l2norm(const TensorList& tensors) {
   PRECAST_CHECK(tensors.size() > 0, "multi_tensor_l2norm: the list of tensors is empty; one tensor or more is needed");
-  const Lists lists = {"multi_tensor_l2norm", {&tensors, &tensors}, {"tensors", "tensors"}, false};
+  const Lists lists = {"multi_tensor_l2norm", {&tensors, &tensors}, {"tensors", "tensors"}, 0, ""};
   Plan plan(lists, nullptr, nullptr);
   const int64_t count = tensors.size();
   Tensor total = empty(nullptr, 0, float32_code(), tensors[0]), sums = empty(&count, 1, float32_code(), tensors[0]);
@@ -17,11 +17,13 @@ TensorPair multi_tensor_l2norm(const TensorList& tensors) {
 void multi_tensor_axpby(const TensorList& outs, const TensorList& xs, const TensorList& ys, double a, double b,
                         const Tensor* factor, const Tensor* found_inf) {
   PRECAST_CHECK(outs.size() > 0, "multi_tensor_axpby_: the list of outs is empty; one tensor or more is needed");
-  const Lists lists = {"multi_tensor_axpby_", {&outs, &xs, &ys}, {"outs", "xs", "ys"}, false};
+  const Lists lists = {"multi_tensor_axpby_", {&outs, &xs, &ys}, {"outs", "xs", "ys"}, kOnlyParam, "an x or y"};
   Plan plan(lists, nullptr, nullptr);
   if (plan.blocks() == 0) return;
-  const float* const scale = scalar_beside(lists.op, "factor", factor, outs[0]);
-  scalar_beside(lists.op, "found_inf", found_inf, outs[0]);
+  const float* const scale = plan.number_beside(lists, "factor", factor, false);
+  const float* const found = plan.number_beside(lists, "found_inf", found_inf, true);
+  PRECAST_CHECK(scale == nullptr || found == nullptr || scale != found,
+                "%s: factor and found_inf share memory; each must have its own", lists.op);
   const Memory memory = plan.memory(0);
   AxpbyArgs args = {};
   args.rows = reinterpret_cast<const Row*>(memory.table);

@@ -8,23 +8,34 @@ namespace {
 
 DType dtype_at(const Row& row, int shift) { return static_cast<DType>(row.types >> shift & 3); }
 
-// Gradients may share memory with each other.
-void check_overlap(const char* op, const Row* rows, int64_t count) {
-  Array<Range> ranges(count * 5);
+// Calls `each(range)` for the tensors of a row that are among `members`, a set of bits.
+template <typename Each>
+void each_range(const Row& row, unsigned members, Each each) {
+  const char* const data[kMembers] = {row.param, row.grad, row.first, row.second, row.third, row.copy};
+  constexpr int kShift[kMembers] = {0, 2, 4, 4, 4, 6};
+  for (int member = 0; member < kMembers; ++member) {
+    if ((members >> member & 1) == 0 || data[member] == nullptr) continue;
+    each(range_of(data[member], row.n, dtype_at(row, kShift[member])));
+  }
+}
+
+// What is written shares memory with nothing else, but that an element may be computed from the one in its place, where
+// no state is kept. What is only read may share memory.
+void check_overlap(const Lists& lists, const Row* rows, int64_t count) {
+  Array<Range> written(count * kMembers);
   int64_t size = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const Row& row = rows[i];
-    const char* written[] = {row.param, row.first, row.second, row.third, row.copy};
-    const DType state = dtype_at(row, 4), dtypes[] = {dtype_at(row, 0), state, state, state, dtype_at(row, 6)};
-    for (int k = 0; k < 5; ++k) {
-      if (written[k] != nullptr) ranges[size++] = range_of(written[k], row.n, dtypes[k]);
-    }
+    each_range(rows[i], lists.written, [&](const Range& range) { written[size++] = range; });
   }
-  PRECAST_CHECK(sort_apart(ranges.data(), size),
-                "%s: two of the parameters and their states share memory; each must have its own", op);
+  PRECAST_CHECK(sort_apart(written.data(), size),
+                "%s: two of the tensors that are written share memory; each must have its own", lists.op);
   for (int64_t i = 0; i < count; ++i) {
-    PRECAST_CHECK(is_apart(range_of(rows[i].grad, rows[i].n, dtype_at(rows[i], 2)), ranges.data(), size),
-                  "%s: a gradient shares memory with a tensor that is written; it must have its own", op);
+    const Range own = range_of(rows[i].param, rows[i].n, dtype_at(rows[i], 0));
+    each_range(rows[i], ~lists.written, [&](const Range& range) {
+      const bool in_place = lists.written == kOnlyParam && range.begin == own.begin && range.end == own.end;
+      PRECAST_CHECK(in_place || is_apart(range, written.data(), size),
+                    "%s: %s shares memory with a tensor that is written; it must have its own", lists.op, lists.read);
+    });
   }
 }
 
@@ -154,7 +165,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
   }
   first_[count_] = static_cast<uint32_t>(blocks);
   norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
-  if (lists.updates) check_overlap(lists.op, rows_.data(), count_);
+  if (lists.written != 0) check_overlap(lists, rows_.data(), count_);
 
   memset(lent_.data(), 0, static_cast<size_t>(count_ * kMembers) * sizeof(Lent));
   reusable_ = kinds_.known();
@@ -172,6 +183,19 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
 }
 
 Plan::~Plan() { release(); }
+
+const float* Plan::number_beside(const Lists& lists, const char* name, const Tensor* tensor, bool written) const {
+  const float* const number = scalar_beside(lists.op, name, tensor, (*lists.member[kParam])[0]);
+  if (number == nullptr) return nullptr;
+  const Range own = range_of(number, 1, DType::kFloat32);
+  for (int64_t i = 0; i < count_; ++i) {
+    each_range(rows_[i], written ? ~0U : lists.written, [&](const Range& range) {
+      PRECAST_CHECK(is_apart(own, &range, 1), "%s: %s shares memory with one of the %s; it must have its own", lists.op,
+                    name, written ? "tensors" : "tensors that are written");
+    });
+  }
+  return number;
+}
 
 // True if a gradient is unchanged except for its address. A gradient that the plan found itself must be one that the
 // dispatcher would pass on unchanged. An undefined gradient has another kind and another dtype.

@@ -13,13 +13,15 @@ namespace precast::multi_tensor {
 
 // The tensors of a row, in the order of the pointers in Row.
 enum Member : int { kParam, kGrad, kFirst, kSecond, kThird, kCopy, kMembers };
+constexpr unsigned kOnlyParam = 1U << kParam, kAllButGrad = ~(1U << kGrad);
 
 // The lists of an op. Empty lists are omitted from the rows; the others have an entry for every row.
 struct Lists {
   const char* op;
   const TensorList* member[kMembers];
   const char* name[kMembers];
-  bool updates;  // the tensors are a step's: those that are written must not share memory
+  unsigned written;  // a bit for each member that is written
+  const char* read;  // what the others are called
 };
 
 // Offsets in bytes. The first ones are in the table, whose length is `written`. The others are in the scratch memory,
@@ -54,6 +56,9 @@ class Plan {
   // The table on the device. It is written again on the current stream if a gradient has moved, the stream has changed
   // or more parts are needed. A table captured by a graph is kept unchanged for the life of the plan.
   Memory memory(int64_t parts);
+
+  // scalar_beside(), apart from the tensors that are written, and if the number is written, from all.
+  const float* number_beside(const Lists& lists, const char* name, const Tensor* tensor, bool written) const;
 
   int64_t count() const { return count_; }
   int64_t blocks() const { return first_[count_]; }

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--op", action="append", default=[], help="only calls whose name contains this")
     parser.add_argument("--case", action="append", default=[], help="only cases whose text contains this")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--json", type=Path, help="where the results are kept")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -33,7 +34,7 @@ def main() -> int:
     cases = [case for case in cases if all(text in str(case) for text in options.case)]
     if options.count is not None:
         cases = random.Random(options.seed).sample(cases, min(options.count, len(cases)))
-    outcome = apart.run(cases, options.device, lambda line: print(line, flush=True))
+    outcome = apart.run(cases, options.device, lambda line: print(line, flush=True), options.jobs)
     for how, number in outcome.counts.most_common():
         print(f"{how}: {number}")
     print(f"{len(cases)} cases in {time.monotonic() - begun:.0f} s")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,17 @@ class Outcome:
     broken: dict[str, str] = field(default_factory=dict)
 
 
-def run(cases: Sequence[Any], device: str, say: Callable[[str], None] = lambda line: None) -> Outcome:
-    """All cases; after one that ends its child, the others go on in another one."""
+def run(cases: Sequence[Any], device: str, say: Callable[[str], None] = lambda line: None, jobs: int = 1) -> Outcome:
+    """All cases, in so many processes at a time; after one that ends its child, the others go on in another one."""
+    outcome = Outcome()
+    with ThreadPoolExecutor(jobs) as threads:
+        for part in threads.map(lambda i: _part(cases[i::jobs], device, say), range(jobs)):
+            outcome.counts += part.counts
+            outcome.broken |= part.broken
+    return outcome
+
+
+def _part(cases: Sequence[Any], device: str, say: Callable[[str], None]) -> Outcome:
     outcome = Outcome()
     left = list(cases)
     while left:

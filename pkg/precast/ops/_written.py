@@ -28,7 +28,7 @@ def checked(op: torch._ops.OpOverload, reference: Callable[..., Any]) -> Callabl
         for label, tensor in {**targets, **read}.items():
             check_memory(name, label, tensor, written=label in targets)
         if several:
-            check_apart(name, *(filter(_has_memory, group.values()) for group in (targets, read)))
+            check_apart(name, filter(_has_memory, targets.values()), filter(_has_memory, read.values()))
         return reference(*args)
 
     return call
@@ -68,28 +68,29 @@ def refuse_expanded(op: str, name: str, tensor: Tensor) -> None:
         )
 
 
-def check_apart(op: str, written: Iterable[Tensor], read: Iterable[Tensor]) -> None:
+def check_apart(op: str, written: Iterable[Tensor], read: Iterable[Tensor], noun: str = "a gradient") -> None:
     """Raise if tensors share memory: they would be updated twice or concurrently. Only those read may share memory."""
     targets = list(written)
-    ours, theirs = sorted(map(_range, targets)), sorted(map(_range, read))
+    ours, theirs = sorted(map(range_of, targets)), sorted(map(range_of, read))
     if overlap(targets):
-        raise RuntimeError(f"{op}: two of the parameters and their states share memory; each must have its own")
+        raise RuntimeError(f"{op}: two of the tensors that are written share memory; each must have its own")
     both = sorted([*((*r, True) for r in ours), *((*r, False) for r in theirs)])
     end = {True: 0, False: 0}  # the greatest end address of written tensors, and of read ones
     for first, last, is_ours in both:
         if first < last and first < end[not is_ours]:
-            raise RuntimeError(f"{op}: a gradient shares memory with a tensor that is written; it must have its own")
+            raise RuntimeError(f"{op}: {noun} shares memory with a tensor that is written; it must have its own")
         end[is_ours] = max(end[is_ours], last)
 
 
 def overlap(tensors: Iterable[Tensor]) -> bool:
     """Whether two of the tensors share memory."""
-    return any(after[0] < before[1] for before, after in pairwise(sorted(map(_range, tensors))))
+    return any(after[0] < before[1] for before, after in pairwise(sorted(map(range_of, tensors))))
 
 
 def _has_memory(tensor: Tensor) -> bool:
     return tensor.device.type != "meta"
 
 
-def _range(tensor: Tensor) -> tuple[int, int]:
+def range_of(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a contiguous tensor: the first, and the one after the last."""
     return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()

@@ -89,3 +89,28 @@ def test_an_update_of_lists_that_there_is_not(list_gpu: Any, kind: int) -> None:
     numbers = (1.0, 1.0, 0.1, 0.9, 0.999, 1e-8, 0.0, 0.0)
     with pytest.raises(RuntimeError, match=f"multi_tensor_update_: there is no update of kind {kind}"):
         list_gpu.ops.multi_tensor_update_(*tensors, [], None, None, *numbers, kind, 0)
+
+
+@pytest.mark.parametrize("pair", ["out, out", "out, another's x", "out, part of its y", "found_inf, x", "factor, out"])
+def test_sums_refuse_what_shares_memory(list_gpu: Any, pair: str) -> None:
+    room = torch.arange(64.0)
+    outs, xs, ys, found, factor = [room[:8], room[8:16]], [room[16:24], room[:8]], [room[24:32]] * 2, room[40], room[41]
+    xs[1] = {"out, another's x": room[:8]}.get(pair, room[8:16])  # its own out is no fault
+    outs[0] = room[9:17] if pair == "out, out" else outs[0]
+    ys[1] = room[12:20] if pair == "out, part of its y" else ys[1]
+    found, factor = {"found_inf, x": (room[17], factor), "factor, out": (found, room[3])}.get(pair, (found, factor))
+    before = room.clone()
+    with pytest.raises(RuntimeError, match=r"shares? memory"):
+        list_gpu.ops.multi_tensor_axpby_(outs, xs, ys, 1.0, 2.0, factor, found)
+    assert torch.equal(room, before)
+
+
+@pytest.mark.parametrize("name", ["found_inf", "grad_scale"])
+def test_a_step_of_lists_refuses_a_number_inside_a_parameter(list_gpu: Any, name: str) -> None:
+    tensors = [must.made(torch.float32, seed) for seed in range(5)]
+    inside = {"found_inf": None, "grad_scale": None, name: tensors[0][0].view(-1)[1]}
+    numbers = (1.0, 1.0, 0.1, 0.9, 0.999, 1e-8, 0.0, 0.0)
+    with pytest.raises(RuntimeError, match=f"multi_tensor_update_: {name} shares memory"):
+        list_gpu.ops.multi_tensor_update_(
+            *tensors[:4], [], [], inside["found_inf"], inside["grad_scale"], *numbers, multi_tensor.ADAM, 0
+        )

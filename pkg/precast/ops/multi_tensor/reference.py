@@ -13,7 +13,7 @@ from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, means_its_memory
 from precast.ops._reference import wide
-from precast.ops._written import check_apart, check_memory, is_short, overlap
+from precast.ops._written import check_apart, check_memory, is_short, overlap, range_of
 from precast.ops.multi_tensor import (
     ADAGRAD,
     ADAM,
@@ -118,7 +118,10 @@ def multi_tensor_axpby_(
     found_inf: Tensor | None = None,
 ) -> None:
     """``outs = a * factor * xs + b * ys``; sets ``found_inf`` to 1 if an x or y is not finite."""
-    check_layout("multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})})
+    op, numbers = "multi_tensor_axpby_", [[t for t in (tensor,) if t is not None] for tensor in (found_inf, factor)]
+    check_layout(op, {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})})
+    read = [x for terms in (xs, ys) for x, out in zip(terms, outs, strict=False) if range_of(x) != range_of(out)]
+    check_apart(op, [*outs, *numbers[0]], [*read, *numbers[1]], "an x, a y or the factor")
     for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
         read = [x, ys[index]] if ys else [x]
         result = wide(x) * (a if factor is None else a * factor)
