@@ -243,8 +243,11 @@ def _check_memory(op: str, lists: dict[str, list[Tensor]]) -> None:
     for name, tensors in lists.items():
         for index, tensor in enumerate(tensors):
             check_memory(op, f"{name}[{index}]", tensor, written=name != "grads")
-    written = itertools.chain.from_iterable(lists[name] for name in _NAMES if name != "grads")
-    check_apart(op, written, lists["grads"])
+    check_apart(op, _written(lists), lists["grads"])
+
+
+def _written(lists: dict[str, list[Tensor]]) -> list[Tensor]:
+    return list(itertools.chain.from_iterable(lists[name] for name in _NAMES if name != "grads"))
 
 
 def _check_sums(op: str, count: int, kind: int, sums: Tensor | None, steps: Tensor) -> None:
@@ -314,6 +317,8 @@ def multi_tensor_update_(
     lists: dict[str, list[Tensor]] = dict(zip(_NAMES, given, strict=True))
     rows = list(_rows(lists))
     _check_memory("multi_tensor_update_", lists)
+    read = [number for number in (found_inf, grad_scale) if number is not None]
+    check_apart("multi_tensor_update_", _written(lists), read, "found_inf or grad_scale")
     for row in rows:
         direction = _update(row, by, step, numbers, kind, flags, skip)
         if kind == LAMB:
