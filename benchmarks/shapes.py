@@ -64,10 +64,10 @@ def ratio_of(result: Json, measure: str) -> float:
 
 
 def check(name: str, case: Case, result: Sequence[Any], reference: Sequence[Any]) -> None:
-    """Raises AssertionError unless the results agree with torch eager's within what the dtype allows."""
+    """Raises AssertionError unless the results agree with torch eager's in float32 within what the dtype allows."""
     import torch
 
-    for one, other in zip(result, reference, strict=True):
+    for one, other in zip((tensor.float() for tensor in result), reference, strict=True):
         atol = 2e-2 * float(other.abs().max())
         torch.testing.assert_close(one, other, rtol=2e-2, atol=atol, msg=lambda text: f"{case.text}, {name}: {text}")
 
@@ -80,12 +80,13 @@ def measured(
     functions, absent = shapes_cases.functions(case, device)
     if compiled:
         functions[COMPILED] = shapes_cases.compiled(functions[EAGER])
-    reference = shapes_cases.call_of(functions[EAGER], given, 0)()
+    reference = shapes_cases.call_of(functions[EAGER], shapes_cases.in_float32(given), 0)()
     contestants: dict[str, Any] = {}
     for name, function in functions.items():
         calls = [shapes_cases.call_of(function, given, index) for index in range(len(given.inputs))]
         try:
-            check(name, case, calls[0](), reference)
+            if name != EAGER:  # which adds up rows in half precision on the CPU: further off than any other
+                check(name, case, calls[0](), reference)
             contestants[name] = graphs.captured(calls) if device == "cuda" else calls
         except PEER_ERRORS as failure:
             if name in (OURS, EAGER):

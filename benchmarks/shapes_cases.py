@@ -187,6 +187,12 @@ def buffers(case: Case, sets: int, device: str) -> Buffers:
     return Buffers(inputs, gradients, weights)
 
 
+def in_float32(given: Buffers) -> Buffers:
+    """The first set, for results to compare with."""
+    wide = lambda tensors: [tensor.float() for tensor in tensors]  # noqa: E731
+    return Buffers([wide(given.inputs[0])], [wide(given.gradients[0])], wide(given.weights))
+
+
 def call_of(function: Function, given: Buffers, index: int) -> Callable[[], tuple[torch.Tensor, ...]]:
     """The call on one set: the results, followed by the gradients in training.
 
