@@ -189,8 +189,10 @@ def buffers(case: Case, sets: int, device: str) -> Buffers:
 
 def in_float32(given: Buffers) -> Buffers:
     """The first set, for results to compare with."""
-    wide = lambda tensors: [tensor.float() for tensor in tensors]  # noqa: E731
-    return Buffers([wide(given.inputs[0])], [wide(given.gradients[0])], wide(given.weights))
+    inputs, gradients, weights = (
+        [tensor.float() for tensor in tensors] for tensors in (given.inputs[0], given.gradients[0], given.weights)
+    )
+    return Buffers([inputs], [gradients], weights)
 
 
 def call_of(function: Function, given: Buffers, index: int) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -192,7 +192,9 @@ def test_everybody_computes_the_same(op: str, way: str, monkeypatch: pytest.Monk
     functions, absent = cases.functions(case, "cpu")
     assert set(functions) == {"precast", "torch eager"} and set(absent) == {"Liger-Kernel", "QuACK"}
     for index in range(2):
-        ours, theirs = (cases.call_of(functions[name], given, index)() for name in ("precast", "torch eager"))
+        ours = cases.call_of(functions["precast"], given, index)()
+        one = cases.Buffers(given.inputs[index:], given.gradients[index:], given.weights)
+        theirs = cases.call_of(functions["torch eager"], cases.in_float32(one), 0)()
         shapes.check("precast", case, ours, theirs)
         leaves = len(given.inputs[0]) + len(given.weights)
         results = 2 if op == "fused_add_rms_norm" else 1
@@ -201,6 +203,8 @@ def test_everybody_computes_the_same(op: str, way: str, monkeypatch: pytest.Monk
     assert way == "training" or cases.call_bytes(case) == moved
     with pytest.raises(AssertionError, match=f"{op} {way} .*, precast: "):
         shapes.check("precast", case, [t * 1.5 for t in ours], theirs)
+    with pytest.raises(AssertionError, match=f"{op} {way} .*, precast: torch.float32"):
+        shapes.check("precast", case, [t.float() for t in ours], theirs)
 
 
 @pytest.mark.torch
