@@ -30,14 +30,22 @@ class Compiler:
     asked: list[tuple[bytes, str, tuple[str, ...]]] = field(default_factory=list)
 
     def compile(
-        self, source: bytes, name: str, headers: Mapping[str, bytes], options: Sequence[str], *, ptx: bool
+        self,
+        source: bytes,
+        name: str,
+        headers: Mapping[str, bytes],
+        options: Sequence[str],
+        *,
+        ptx: bool,
+        instances: Sequence[str],
     ) -> nvrtc.Compiled:
-        assert ptx and not headers, "anybody's headers are read by NVRTC itself"
+        assert ptx and not headers and not instances, "anybody's headers are read by NVRTC itself"
         self.asked.append((source, name, tuple(options)))
         if b"wrong" in source:
             return nvrtc.Compiled(b"", 'bias.cu(1): error: identifier "wrong" is undefined', "NVRTC_ERROR_COMPILATION")
         number = options[0].rpartition("_")[2]
-        return nvrtc.Compiled(f".version 9.0\n.target sm_{number}\n".encode(), "", None)
+        text = f".version 9.0\n.target sm_{number}\n.visible .entry k(.param .u64 x, .param .f32 f)\n".encode()
+        return nvrtc.Compiled(text, "", None, text)
 
 
 @pytest.fixture
@@ -70,8 +78,9 @@ def extension(source: Path, *targets: str, **more: object) -> DeviceExtension:
 
 def test_each_target_has_its_image_and_its_entry(compiler: Compiler, source: Path, tmp_path: Path) -> None:
     made = extension(source, "compute_80", "compute_90", defines={"WIDTH": "4"})
-    files, version = device.build_images(made, tmp_path / "out", settings(tmp_path))
-    assert version == "13.0.88"
+    built = device.build_images(made, tmp_path / "out", settings(tmp_path))
+    files = built.files
+    assert built.nvrtc == "13.0.88" and "['k', ['u64', 'f32'], {}]" in built.module
     assert [(file.path, file.family, str(file.min_driver)) for file in files] == [
         ("device/bias.compute_90+compute_80.ptx.xz", "bias", "13.0"),
         ("device/bias.compute_90+compute_80.ptx.xz", "bias", "13.0"),
@@ -92,7 +101,7 @@ def test_a_debugger_is_told_where_the_source_lies(compiler: Compiler, source: Pa
     device.build_images(extension(source, "compute_90"), tmp_path / "out", settings(tmp_path))
     device.build_images(extension(source, "compute_90"), tmp_path / "out", settings(tmp_path, debug=True))
     (_, usual, options), (_, kept, debug) = compiler.asked
-    assert usual == "source/bias.cu" and "-G" not in options
+    assert usual == "bias.cu" and "-G" not in options
     assert kept == str(source) and "-G" in debug
 
 
@@ -100,9 +109,9 @@ def test_without_targets_the_visible_gpus_count(
     compiler: Compiler, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: (ComputeCapability(12, 0),))
-    files, _ = device.build_images(extension(source), tmp_path / "out", settings(tmp_path))
+    files = device.build_images(extension(source), tmp_path / "out", settings(tmp_path)).files
     assert [file.path for file in files] == ["device/bias.compute_90.ptx.xz"], "the newest that this NVRTC knows"
-    files, _ = device.build_images(extension(source), tmp_path / "out", settings(tmp_path, arch_list="compute_80"))
+    files = device.build_images(extension(source), tmp_path / "out", settings(tmp_path, arch_list="compute_80")).files
     assert [file.path for file in files] == ["device/bias.compute_80.ptx.xz"]
     monkeypatch.setattr(machine, "visible_gpus", tuple)
     with pytest.raises(KernelError, match=r"my_ops.bias has no GPU to be compiled for\n.*no visible GPU"):
@@ -127,10 +136,11 @@ def test_each_gpu_gets_what_runs_on_it(
     compiler: Compiler, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "site" / "my_ops" / "_C"
-    files, version = device.build_images(extension(source, "compute_80", "compute_90"), folder, settings(tmp_path))
+    built = device.build_images(extension(source, "compute_80", "compute_90"), folder, settings(tmp_path))
+    files, version = built.files, built.nvrtc
     label = wheel.label_of([], files, None)
     assert (label, wheel.tag_of([])) == (Label("cu130"), ("py3", "none"))
-    info = BuildInfo("1.0", label, BuildMode.MACHINE, None, True, "0" * 64, (("nvrtc", version),), (), tuple(files))
+    info = BuildInfo("1.0", label, BuildMode.MACHINE, None, True, "0" * 64, (("nvrtc", version),), (), files)
     (folder / "build_info.json").write_text(info.to_json())
     (folder.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")

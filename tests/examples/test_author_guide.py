@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 import sys
+import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from precast._abi.build_info import BuildInfo
 from precast._abi.settings import Settings
 from precast.build import __main__ as build_main
 from precast.build import environments, wheels
-from tests.kit import spawn
+from tests.kit import fetched, spawn
 from tests.kit.loopback import served
 from tests.kit.spawn import CHECKOUT
 
@@ -109,7 +110,7 @@ def test_a_package_in_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     downstream.run([user, "-c", kernel], tmp_path, {**env, "TRITON_INTERPRET": "1"})
 
 
-# On a machine without a GPU torch opens the library, and refuses to use it, as it does with its own kernels.
+# On a machine without a GPU nothing more can be asked of the kernel.
 USED = """
 import torch, wave_cuda
 assert torch.allclose(wave_cuda.wave(torch.tensor([0.5, 3.25, 4.0])), torch.tensor([0.5, 0.75, 0.0]))
@@ -120,30 +121,108 @@ if torch.cuda.is_available():
 """
 
 
+@pytest.mark.wheel
+@pytest.mark.parametrize(
+    "kinds", [("--cuda",), pytest.param(("--cpp", "--cuda"), marks=pytest.mark.long)], ids=" ".join
+)
+def test_a_package_in_cuda(
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_folder: Callable[[str], Path]
+) -> None:
+    """Its sdist needs no NVRTC; its wheel is built without GPU, torch or nvcc, and is for every torch and Python."""
+    assert init(monkeypatch, tmp_path, "wave_cuda", *kinds) == 0
+    downstream.precast_wheel(tmp_path)
+    downstream.lend(tmp_path / "lent")
+    author = downstream.clean_python(tmp_path / "author", tmp_path / "lent")
+    env = {**downstream.environment(tmp_path, {}), "PIP_CONFIG_FILE": os.devnull}
+    downstream.run([author, "-m", "pip", "install", "-q", "precast"], tmp_path, env)
+    project, site = tmp_path / "wave_cuda", tmp_path / "site"
+    downstream.run([author, "setup.py", "-q", "sdist", "-d", tmp_path / "sdist"], project, env)
+    (sdist,) = (tmp_path / "sdist").iterdir()
+    with tarfile.open(sdist) as archive:
+        assert "wave_cuda-1.0/csrc/wave.cu" in archive.getnames()
+
+    found = fetched.label_nvrtc("cu130", kept_folder(f"nvrtc-{fetched.LABELS['cu130'].nvrtc}"))
+    (packages,) = (tmp_path / "author").glob("lib/python3*/site-packages")
+    (packages / "nvrtc.pth").write_text(str(Path(found.path).parents[3]))
+    wheel = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", site / "wave-cuda", sdist]
+    downstream.run([author, "-m", "pip", *wheel], tmp_path, {**env, "PRECAST_CUDA_ARCH_LIST": "9.0"})
+    (made,) = site.glob("*/*.whl")
+    assert made.name.startswith("wave_cuda-1.0-py3-none-linux_")
+    downstream.run([author, "-m", "precast.build", "--audit", made], tmp_path, env)
+    with zipfile.ZipFile(made) as archive:
+        info = BuildInfo.from_json(archive.read("wave_cuda/_C/build_info.json").decode())
+        assert "wave_cuda/csrc/wave.cu" in archive.namelist()
+    assert [image.name for image in info.device] == ["device/cuda.sm_90.cubin"]
+    with served(site) as (address, _):
+        elsewhere = {name: value for name, value in env.items() if name not in ("PIP_NO_INDEX", "PIP_FIND_LINKS")}
+        install = ["install", "-q", "--no-deps", "--index-url", address, "wave-cuda"]
+        downstream.run([author, "-m", "pip", *install], tmp_path, elsewhere)
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", project / "tests"]
+    downstream.run([author, *tests], tmp_path / "sdist", env)  # not where the sources are
+    downstream.run([author, "-c", USED], tmp_path / "sdist", env)
+
+
+# CUDA C++ for nvcc, with the headers of torch in the C++ file alone.
+NVCC = {
+    "setup.py": """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+setup(
+    name="wave_nvcc", version="1.0", packages=["wave_nvcc"], cmdclass={"build_ext": BuildExtension},
+    ext_modules=[CUDAExtension("wave_nvcc.cuda", ["csrc/cuda.cpp", "csrc/wave.cu"])],
+)
+""",
+    "wave_nvcc/__init__.py": """
+import torch
+torch.ops.load_library(__path__[0] + "/cuda.so")
+""",
+    "csrc/cuda.cpp": """
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+void launch_wave(float* x, long long n, cudaStream_t stream);
+static void wave(at::Tensor x) {
+  launch_wave(x.mutable_data_ptr<float>(), x.numel(), c10::cuda::getCurrentCUDAStream());
+}
+TORCH_LIBRARY(wave_nvcc, m) { m.def("wave(Tensor(a!) x) -> ()"); }
+TORCH_LIBRARY_IMPL(wave_nvcc, CUDA, m) { m.impl("wave", &wave); }
+""",
+    "csrc/wave.cu": """
+#include <cuda_runtime_api.h>
+__global__ void wave(float* x, long long n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }
+void launch_wave(float* x, long long n, cudaStream_t stream) { wave<<<1, 256, 0, stream>>>(x, n); }
+""",
+}
+
+
 @pytest.mark.long
 @pytest.mark.wheel
-def test_a_package_in_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_for_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built by nvcc from the package index, in an environment with a torch for CUDA 13.0."""
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
-    assert init(monkeypatch, tmp_path, "wave_cuda", "--cpp", "--cuda") == 0
+    monkeypatch.chdir(tmp_path)
+    for where, text in NVCC.items():
+        (tmp_path / "wave_nvcc" / where).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "wave_nvcc" / where).write_text(text)
     site = tmp_path / "site"
-    build = ["wheels", "wave_cuda", "--torch", "2.14", "--cuda", "cu130", "-o", str(site / "wave-cuda")]
+    build = ["wheels", "wave_nvcc", "--torch", "2.14", "--cuda", "cu130", "-o", str(site / "wave-nvcc")]
     assert build_main.main(build) == 0
     (wheel,) = site.glob("*/*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        info = BuildInfo.from_json(archive.read("wave_cuda/_C/build_info.json").decode())
-    assert str(info.label) == "cu130"
-    of = {file.families[0]: file for file in info.host}
-    assert (str(of["cpu"].abi), of["cpu"].cuda_major) == ("torch-stable-2.10", None)
-    assert (str(of["cuda"].abi), of["cuda"].cuda_major) == ("torch-2.14-cxx1", 13)
-    assert [str(code.target) for code in of["cuda"].code] == ["sm_90"]
+        info = BuildInfo.from_json(archive.read("wave_nvcc/_C/build_info.json").decode())
+    (file,) = info.host
+    assert (str(info.label), str(file.abi), file.cuda_major) == ("cu130", "torch-2.14-cxx1", 13)
+    assert [str(code.target) for code in file.code] == ["sm_90"]
     (job,) = wheels.jobs_of("2.14", "cu130")
     python = environments.folder_of(job, Settings.from_env(os.environ)) / "bin" / "python"
     with served(site) as (address, _):
-        install = ["install", "--no-deps", "--target", str(tmp_path / "installed"), "--index-url", address, "wave-cuda"]
+        install = ["install", "--no-deps", "--target", str(tmp_path / "installed"), "--index-url", address, "wave-nvcc"]
         spawn.run(*environments.pip(python, *install))
     path = [str(tmp_path / "installed"), str(CHECKOUT / "pkg")]
-    code = f"import sys; sys.path[:0] = {path!r}\n{USED}"
+    code = (
+        f"import sys; sys.path[:0] = {path!r}\nimport torch, wave_nvcc\n"
+        'assert torch._C._dispatch_has_kernel_for_dispatch_key("wave_nvcc::wave", "CUDA")\n'
+    )
     assert spawn.run(python, "-W", "ignore", "-c", code).stdout == ""
 
 

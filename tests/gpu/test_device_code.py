@@ -143,3 +143,45 @@ def test_a_second_load_compiles_nothing_and_the_wrong_device_is_refused(kernels:
     assert {source.kind for _, source in again.images} == {"cache"}
     with pytest.raises(ValueError, match="one CUDA device"):
         member(again, "reverse")((1,), (1,), torch.ones(1), torch.ones(1), 1)
+
+
+AXPY = """
+extern "C" __global__ void axpy(const float* x, const float* y, float a, float* out, long long n) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = a * x[i] + y[i];
+}
+"""
+
+
+def test_the_launch_that_a_build_makes_of_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built as setup.py does, into a package that is then imported."""
+    import importlib
+
+    import torch
+
+    from precast._abi.build_info import BuildInfo, BuildMode
+    from precast._abi.label import Label
+    from precast._load import probe
+    from precast.build import DeviceExtension, device
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "axpy.cu").write_text(AXPY)
+    schema = "axpy(Tensor x, Tensor y, float a=1.0) -> Tensor"
+    made = device.build_images(
+        DeviceExtension("axpy_ops.cuda", "axpy.cu", ops={schema: ["axpy"]}),
+        tmp_path / "axpy_ops" / "_C",
+        probe.read_settings(),
+    )
+    info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, True, "0" * 64, (), (), made.files)
+    (tmp_path / "axpy_ops" / "_C" / "build_info.json").write_text(info.to_json())
+    (tmp_path / "axpy_ops" / "__init__.py").touch()
+    (tmp_path / "axpy_ops" / "cuda.py").write_text(made.module)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("axpy_ops.cuda")
+    op = torch.ops.axpy_ops.axpy
+    x, y = torch.randn(100, 37, device="cuda"), torch.randn(37, 100, device="cuda").mT
+    torch.testing.assert_close(op(x, y, 2.0), 2 * x + y)
+    assert torch.equal(torch.compile(op, fullgraph=True)(x, y), op(x, y))
+    torch.library.opcheck(op.default, (x, y), {"a": 0.5})
+    with pytest.raises(RuntimeError, match="axpy: y is on cpu"):
+        op(x, y.cpu())

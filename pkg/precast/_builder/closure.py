@@ -29,12 +29,12 @@ def reachable(paths: Sequence[str], include_dirs: Sequence[str], cuda_home: str 
 
     Names are relative to the common folder, whose location does not matter.
     """
-    files = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in _reachable(paths, include_dirs, cuda_home)}
-    base = os.path.commonpath([str(path.parent) for path in files])
-    return {os.path.relpath(path, base): digest for path, digest in sorted(files.items())}
+    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files(paths, include_dirs, cuda_home)}
+    base = os.path.commonpath([str(path.parent) for path in digests])
+    return {os.path.relpath(path, base): digest for path, digest in sorted(digests.items())}
 
 
-def _reachable(paths: Sequence[str], include_dirs: Sequence[str], cuda_home: str | None) -> Iterator[Path]:
+def files(paths: Sequence[str], include_dirs: Sequence[str], cuda_home: str | None) -> Iterator[Path]:
     """The files that a compiler will read, without those of torch and the toolkit, whose versions stand for them."""
     foreign = [Path(place).resolve() for place in _foreign(cuda_home)]
     folders = [Path(folder).resolve() for folder in include_dirs]

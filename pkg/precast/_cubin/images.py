@@ -1,7 +1,6 @@
 """Device code with the facts that callers need: entry points, their parameters, registers and spills.
 
-One file holds an extension's images for several targets. A build leaves this file in the cache, and ``build_aot`` puts
-it into a library. Its first bytes locate it there, and a digest protects the rest.
+A build leaves one image with these facts as a file in the cache; a digest protects it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
+from precast._abi.capability import GpuTarget
 from precast._abi.value import value
 from precast._abi.version import CudaVersion
 from precast.errors import KernelIncompatible
@@ -65,13 +64,6 @@ class Image:
     entries: Mapping[str, Entry]
     code: bytes
 
-    def why_not_on(self, gpu: ComputeCapability, driver: CudaVersion) -> str | None:
-        """Why it cannot run on a GPU with a driver. None if it can."""
-        if not self.target.runs_on(gpu):
-            return f"{self.target} serves {self.target.serves}"
-        oldest = min_driver(self.target, self.toolkit)
-        return f"{self.target} needs a driver for CUDA {oldest}; this one is for {driver}" if driver < oldest else None
-
 
 def read_entries(ptx: str, log: str, names: Mapping[str, str]) -> dict[str, Entry]:
     """The entry points of a program by their C++ names (``names`` maps these to symbols), else by their symbols."""
@@ -98,7 +90,7 @@ def pack(images: Iterable[Image]) -> bytes:
                     name: {
                         "symbol": entry.symbol,
                         "parameters": entry.parameters,
-                        "usage": None if entry.usage is None else _numbers(entry.usage),
+                        "usage": None if entry.usage is None else numbers(entry.usage),
                     }
                     for name, entry in image.entries.items()
                 },
@@ -110,11 +102,10 @@ def pack(images: Iterable[Image]) -> bytes:
 
 
 def unpack(data: bytes, where: str) -> tuple[Image, ...]:
-    """The images in a file or library. Raises KernelIncompatible if there are none, or if they are damaged."""
-    start = data.find(_MAGIC)
-    if start < 0:
+    """The images in a file. Raises KernelIncompatible if there are none, or if they are damaged."""
+    start = len(_MAGIC)
+    if not data.startswith(_MAGIC):
         raise _damaged(where, "no device code of an extension in it")
-    start += len(_MAGIC)
     if start + _HEAD.size > len(data):
         raise _damaged(where, "it is cut off")
     size, digest = _HEAD.unpack_from(data, start)
@@ -126,16 +117,6 @@ def unpack(data: bytes, where: str) -> tuple[Image, ...]:
         return tuple(_image(json.loads(archive.read(f"{n}.json")), archive.read(f"{n}.code")) for n in range(count))
 
 
-def best(images: Iterable[Image], gpu: ComputeCapability, driver: CudaVersion) -> Image | None:
-    """The best of one source's images: machine code for the GPU, then for an older GPU, then PTX."""
-    fitting = [image for image in images if image.why_not_on(gpu, driver) is None]
-    return max(fitting, key=lambda image: _rank(image.target), default=None)
-
-
-def _rank(target: GpuTarget) -> tuple[bool, ComputeCapability, str]:
-    return target.kind is not TargetKind.PTX, target.capability, target.suffix
-
-
 def _image(head: dict[str, Any], code: bytes) -> Image:
     entries = {
         name: Entry(entry["symbol"], tuple(entry["parameters"]), Usage(*entry["usage"]) if entry["usage"] else None)
@@ -145,12 +126,13 @@ def _image(head: dict[str, Any], code: bytes) -> Image:
     return Image(head["source"], GpuTarget.parse(head["target"]), toolkit, entries, code)
 
 
-def _numbers(usage: Usage) -> list[int]:
+def numbers(usage: Usage) -> list[int]:
+    """The fields in their order, as plain data."""
     return [usage.registers, usage.stack_bytes, usage.spill_store_bytes, usage.spill_load_bytes]
 
 
 def _damaged(where: str, what: str) -> KernelIncompatible:
     return KernelIncompatible(
         f"the device code of an extension cannot be used\n  found   {where}: {what}\n"
-        f"  needed  what build_aot() or a build at run time has made\n  fix     1) install the package again"
+        f"  needed  what a build has made\n  fix     1) precast cache --clear"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion
 from precast._builder import closure, device, failure, flags, nvrtc, nvrtc_child, toolchain
-from precast._builder.cache import Artifact, BuildKey, Cache
+from precast._builder.cache import Artifact, BuildKey
 from precast._cubin import images
 from precast._load import jit
 from precast._load.progress import Progress
@@ -92,6 +91,7 @@ def make_key(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc
         "defines": dict(programs.defines),
         "instances": list(programs.instances.get(Path(source).name, ())),
         "sources": closure.reachable((source,), programs.include_dirs, settings.cuda_home),
+        **({"place": str(Path(source).resolve())} if settings.debug else {}),  # where a debugger reads it
     }
     return BuildKey.of(programs.name, "images", inputs)
 
@@ -117,7 +117,8 @@ def _compile(
     arguments = [*options(programs, target, settings), *(f"--include-path={folder}" for folder in folders)]
     names = programs.instances.get(path.name, ())
     ptx = target.kind is TargetKind.PTX
-    done = opened.compile(text, path.name, {}, arguments, ptx=ptx, instances=names)
+    name = str(path.resolve()) if settings.debug else path.name
+    done = opened.compile(text, name, {}, arguments, ptx=ptx, instances=names)
     command = f"NVRTC {compiler.version} ({compiler.path}) {path.name} {' '.join(arguments)}"
     if done.error is not None:
         tool = f"NVRTC {compiler.version}"
@@ -144,28 +145,6 @@ def _built(artifact: Artifact, compiler: Nvrtc) -> Built:
         Source("cache" if artifact.cached else "jit", artifact.path, f"{image.target}, NVRTC {compiler.version}"),
         artifact.key,
     )
-
-
-def library_object(name: str, built: Sequence[Built], compiler: str, cache: Cache) -> Path:
-    """The images as an object file to link into a library: bytes in its data section, and no code."""
-    from precast._builder import process
-
-    content = images.pack(item.image for item in built)
-    key = BuildKey.of(name, "images-object", {"sha256": hashlib.sha256(content).hexdigest()})
-
-    def inside(staging: Path) -> Path:
-        (staging / "precast.images").write_bytes(content)
-        payload = staging / "images.o"
-        linked = ["-r", "-nostdlib", "-Wl,-z,noexecstack", "-Wl,-b,binary", str(staging / "precast.images")]
-        command = [compiler, *linked, "-o", str(payload)]
-        status, log = process.run(
-            command, log=staging / "build.log", environment={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-        )
-        if status:
-            raise failure.build_failed(name, log, " ".join(command), cache.failure_log(key), tool=compiler)
-        return payload
-
-    return cache.obtain(key, inside).path
 
 
 def _assert_sources(programs: Programs) -> None:

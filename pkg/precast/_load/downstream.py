@@ -36,6 +36,7 @@ class Image:
     target: GpuTarget
     content: bytes
     path: Path
+    nvrtc: str  # the version that compiled it
 
 
 @value(frozen=True)
@@ -113,7 +114,9 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                 break
             try:
                 content = prebuilt.verified_bytes(pick.chosen, wheel.folder)
-                found[gpu.index] = Image(pick.chosen.target, content, wheel.folder / pick.chosen.path)
+                found[gpu.index] = Image(
+                    pick.chosen.target, content, wheel.folder / pick.chosen.path, pick.chosen.nvrtc
+                )
             except prebuilt.Damaged as error:
                 bad[pick.chosen.name] = str(error)
             except prebuilt.NoLzma as error:

@@ -33,10 +33,11 @@ Signatures::
         takes extensions of setuptools, torch and precast, and objects with build_aot(), as in precast.extension
     StableExtension(name, sources, *, floor="2.10", include_dirs=(), define_macros=(), extra_compile_args=(),
                     extra_link_args=())
-    DeviceExtension(name, source, *, targets=(), include_dirs=(), defines={})
+    DeviceExtension(name, sources, *, targets=(), include_dirs=(), defines={}, instances={}, flags=(), ops={})
     labelled(version, extensions) -> "1.0+cu130.torch2.13", or the plain version if one wheel serves every torch
     guard(module): called by guard modules; load_library(package, name) does the same without a guard module
     answer(): called by the package of a guarded wheel, so that torch.ops.load_library opens what is behind a guard
+    launcher(module, entries, ops): called by the module that is made of a DeviceExtension
     images(package, name) -> {GPU index: Image} of a DeviceExtension, for the visible GPUs
 """
 
@@ -44,6 +45,7 @@ TYPE_CHECKING = False  # no typing import, as in precast itself: ``python -m pre
 if TYPE_CHECKING:
     from typing import Any
 
+    from precast._cubin.launcher import launcher
     from precast._load.answers import answer
     from precast._load.downstream import guard, images, load_library
     from precast.build.command import BuildExtension
@@ -58,6 +60,7 @@ __all__ = [
     "guard",
     "images",
     "labelled",
+    "launcher",
     "load_library",
 ]
 
@@ -70,6 +73,7 @@ _HOMES = {
     "answer": "precast._load.answers",
     "labelled": "precast.build.extensions",
     "guard": "precast._load.downstream",
+    "launcher": "precast._cubin.launcher",
     "images": "precast._load.downstream",
     "load_library": "precast._load.downstream",
 }

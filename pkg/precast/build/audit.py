@@ -244,7 +244,7 @@ def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> It
         return
     said = message_from_bytes(metadata.read_bytes())
     requires = said.get_all("Requires-Dist") or []
-    if any(info.host for info in infos) and not any(REQUIRES.match(text) for text in requires):
+    if any(info.host or info.device for info in infos) and not any(REQUIRES.match(text) for text in requires):
         yield Violation("requirements", "METADATA", "Requires-Dist: precast, which the guards import", str(requires))
     public, _, local = name["version"].partition("+")
     for info in infos:

@@ -15,12 +15,12 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, SetupError
 
-from precast._abi.build_info import BuildMode, DeviceFile, HostFile
+from precast._abi.build_info import BuildMode, HostFile
 from precast._abi.label import Label
 from precast._builder import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import facts, guarding, ownership, preflight, registrations, wheel
+from precast.build import device, facts, guarding, ownership, preflight, registrations, wheel
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.build.finished import Finished, Folder
 from precast.errors import KernelError
@@ -104,7 +104,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         bound = any(not isinstance(extension, _OURS) for extension in self.extensions)
         self._torch = probe.probe_host(self._settings, gpus=False).torch if bound else None
         self._compilers: dict[str, str] = {}
-        self._images: dict[str, list[DeviceFile]] = {}
+        self._devices: dict[str, device.Made] = {}
         every = list(self.extensions)
         refuse_names(every)
         theirs = [extension for extension in every if not isinstance(extension, _OURS)]
@@ -155,6 +155,11 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         """Every file that this command wrote."""
         return [str(Path(self.build_lib) / relative) for relative in self._made]
 
+    def get_source_files(self) -> list[str]:
+        """What an sdist needs: also the headers of device code."""
+        ours = (one for one in self.extensions if isinstance(one, DeviceExtension))
+        return [*super().get_source_files(), *(str(path) for one in ours for path in device.sources(one))]
+
     def get_output_mapping(self) -> dict[str, str]:
         """For an editable install: map each built file to its copy in the source tree."""
         if not self.inplace:
@@ -170,11 +175,8 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             kind, version = ninja.build_library(extension, output, folder, self._settings)
             self._compilers[kind] = version
         else:
-            from precast.build import device
-
-            files, version = device.build_images(extension, output.parent, self._settings)
-            self._images[extension.name] = files
-            self._compilers["nvrtc"] = version
+            self._devices[extension.name] = device.build_images(extension, output.parent, self._settings)
+            self._compilers["nvrtc"] = self._devices[extension.name].nvrtc
 
     def _build_theirs(self) -> None:
         compiler, _ = toolchain.find_compiler(self._settings)
@@ -194,17 +196,18 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     def _guard(self, every: Iterable[Extension]) -> None:
         """Put everything behind guards, as ``python -m precast.build guard`` does with a finished wheel."""
         folders: dict[str, Folder] = {}
+        modules: dict[str, bytes] = {}  # of device code; a guard takes the place of any other
         for extension in every:
             where = _manifest_folder(_package(extension))
-            old = folders.setdefault(where.as_posix(), Folder((), (), {}))
-            hosts = () if isinstance(extension, DeviceExtension) else (self._host_file(extension),)
-            images = tuple(self._images.get(extension.name, ()))
-            place = Path(self.build_lib) / where
-            data = {file.path: (place / file.path).read_bytes() for file in (*hosts, *images)}
+            old, made = folders.setdefault(where.as_posix(), Folder((), (), {})), self._devices.get(extension.name)
+            hosts = (self._host_file(extension),) if made is None else ()
+            images = made.files if made is not None else ()
+            modules |= {_guard(extension).as_posix(): made.module.encode()} if made is not None else {}
+            data = {file.path: Path(self.build_lib, where, file.path).read_bytes() for file in (*hosts, *images)}
             folders[where.as_posix()] = Folder((*old.hosts, *hosts), (*old.device, *images), old.data | data)
         label = self._label(folders.values())
         name, version = self.distribution.get_name(), self.distribution.get_version()
-        guards = frozenset(_guard(one).as_posix() for one in every if not isinstance(one, DeviceExtension))
+        guards = frozenset(_guard(one).as_posix() for one in every) - modules.keys()
         known = provenance.of(Path.cwd())
         files, infos = guarding.behind_guards(
             [Finished(Path(name), name, version, "", label, {}, folders, guards)],
@@ -214,9 +217,10 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             source_digest=wheel.digest(path for one in every for path in (*one.sources, *one.depends)),
             compilers=tuple(sorted(self._compilers.items())),
         )
+        files |= modules
         _drop_strays(Path(self.build_lib), folders)
         self._made = tuple(map(Path, files))
-        files |= self._packages(files)
+        files |= self._packages(files) | ({} if self.editable_mode else self._device_sources())
         files |= {where: guarding.answering(files[where]) for where in guarding.asking(files)}
         for relative, content in files.items():
             wheel.write_changed(Path(self.build_lib, relative), content)
@@ -246,6 +250,16 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             )
         return label
 
+    def _device_sources(self) -> dict[str, bytes]:
+        """Device code for the GPUs that have no image, where ``csrc_abs_path`` of an installed class looks for it."""
+        found = {}
+        for one in self.extensions:
+            for path in device.sources(one) if isinstance(one, DeviceExtension) else ():
+                *_, rest = f"/{path.as_posix()}".split("/csrc/")
+                below = rest if rest != f"/{path.as_posix()}" else path.name
+                found[f"{one.name.partition('.')[0]}/csrc/{below}"] = path.read_bytes()
+        return found
+
     def _packages(self, made: Iterable[str]) -> dict[str, bytes]:
         """The Python files of the wheel in the packages with guards, as build_py has put them there."""
         root = Path(self.build_lib)
@@ -255,8 +269,6 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     def _refuse_guarded_twice(self, every: Iterable[Extension]) -> None:
         """Refuse a Python file with the name of an extension, because the extension's guard takes that name."""
         for extension in every:
-            if isinstance(extension, DeviceExtension):
-                continue
             relative = _guard(extension)
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
                 if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):

@@ -1,37 +1,83 @@
-"""Build the images of a DeviceExtension, with the same builder as precast's own device code."""
+"""Build a DeviceExtension: images for the manifest, and the module that launches them or defines ops of them."""
 
 from __future__ import annotations
 
 import importlib.util
+import pprint
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.build_info import DeviceFile
 from precast._abi.capability import GpuTarget
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._builder import binaries, device, machine, nvrtc, toolchain
+from precast._builder import binaries, closure, machine, nvrtc, toolchain
 from precast._builder.cache import open_cache
+from precast._cubin import launcher, programs, signature
+from precast._cubin.programs import Programs
 from precast.build.extensions import DeviceExtension
 from precast.errors import KernelError
 
+# The text in the place of the module. The second line is that of a guard.
+_MODULE = '''"""Made by precast.build: the kernels of {name}, launched on the GPU of their tensors."""
 
-def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -> tuple[list[DeviceFile], str]:
-    """Compile for every target into ``folder``; return the manifest entries and the NVRTC version."""
+from precast.build import launcher
+
+launcher(
+    __name__,
+    entries={entries},
+    ops={ops},
+)
+'''
+
+
+@dataclass(frozen=True)
+class Made:
+    """The manifest entries of the images, the text of the module, and the version of NVRTC."""
+
+    files: tuple[DeviceFile, ...]
+    module: str
+    nvrtc: str
+
+
+def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -> Made:
+    """Compile every source for every target into ``folder``, the one of the manifest."""
     found, targets = _compiler(extension, settings)
     name = extension.name.rpartition(".")[2]
-    program = device.read_source(name, Path(extension.sources[0]), [Path(place) for place in extension.include_dirs])
-    cache, jobs = open_cache(settings), toolchain.default_jobs(settings)
-    made = device.build_program(
-        program, targets, found, cache=cache, debug=settings.debug, jobs=jobs, defines=extension.defines
+    wanted = Programs(
+        name,
+        tuple(str(Path(source).resolve()) for source in extension.sources),
+        tuple(str(Path(place).resolve()) for place in extension.include_dirs),
+        extension.defines,
+        extension.instances,
+        extension.flags,
     )
-    files = []
-    images = {target: image.path.read_bytes() for target, image in zip(targets, made, strict=True)}
-    for file, packed in binaries.packed(name, images, found.version, cache, jobs):
-        (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(packed, folder / file.path)
-        files.append(file)
-    return files, found.version
+    ops = signature.read(extension.ops, {source: Path(source).read_text("utf-8") for source in extension.sources})
+    built = programs.build(wanted, targets, found, settings, "it is built ahead of time")
+    files, entries = list[DeviceFile](), dict[str, object]()
+    for source in extension.sources:
+        family = launcher.family_of(name, Path(source).stem, len(extension.sources))
+        made = {one.image.target: one.image for one in built if one.image.source == Path(source).stem}
+        codes = {target: image.code for target, image in made.items()}
+        for file, packed in binaries.packed(
+            family, codes, found.version, open_cache(settings), toolchain.default_jobs(settings)
+        ):
+            (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(packed, folder / file.path)
+            files.append(file)
+        entries[family] = launcher.plain(made)
+    signature.refuse_unknown(extension.name, ops, {name for each in entries.values() for name in each})  # type: ignore[attr-defined]
+    shown = {"entries": entries, "ops": ops}
+    texts = {what: pprint.pformat(value, width=110, sort_dicts=True) for what, value in shown.items()}
+    return Made(tuple(files), _MODULE.format(name=extension.name, **texts), found.version)
+
+
+def sources(extension: DeviceExtension) -> list[Path]:
+    """The sources and every header of the project that they include, relative to the folder of setup.py."""
+    root = Path.cwd().resolve()
+    reached = closure.files(extension.sources, extension.include_dirs, None)
+    return sorted(path.relative_to(root) for path in reached if path.is_relative_to(root) and path.is_file())
 
 
 def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tuple[GpuTarget, ...]]:

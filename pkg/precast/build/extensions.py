@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension
@@ -54,24 +55,39 @@ class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no typ
 
 
 class DeviceExtension(Extension):  # type: ignore[misc]
-    """Device code as data: one header-free ``.cu`` file, compiled by NVRTC to one image per GPU target.
+    """Device code as data: ``.cu`` files without host code, each compiled by NVRTC to one image per GPU target.
 
     The targets are the given ones, else PRECAST_CUDA_ARCH_LIST, else the visible GPUs. The build needs no nvcc, no
-    torch and no GPU. ``include_dirs`` are searched for included files; ``defines`` become the source's first lines.
+    torch and no GPU; an sdist and metadata need no NVRTC either. ``include_dirs`` are searched for included files;
+    ``defines`` become the first lines of a source; ``instances`` names those of its templates, by its file name, and
+    ``flags`` are options of NVRTC.
+
+    The module that the build writes has the kernels as attributes, ``module.scale(grid, block, *arguments)``, and
+    defines an op for each schema in ``ops``, which maps it to its kernels::
+
+        ops={"scale(Tensor x, float factor) -> Tensor": ["scale"]}
+        # a thread for each element: extern "C" __global__ void scale(const float* x, float factor, float* out, int n)
     """
 
     def __init__(
         self,
         name: str,
-        source: str,
+        sources: str | Sequence[str],
         *,
         targets: Sequence[str] = (),
         include_dirs: Sequence[str] = (),
         defines: Mapping[str, str] | None = None,
+        instances: Mapping[str, Sequence[str]] | None = None,
+        flags: Sequence[str] = (),
+        ops: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        super().__init__(name, [source], include_dirs=list(include_dirs), language="c++")
+        every = [sources] if isinstance(sources, str) else sources
+        super().__init__(name, [_relative(one) for one in every], include_dirs=list(include_dirs), language="c++")
         self.targets = tuple(GpuTarget.parse(target) for target in targets)
         self.defines = dict(defines or {})
+        self.instances = {source: tuple(names) for source, names in (instances or {}).items()}
+        self.flags = tuple(flags)
+        self.ops = dict(ops or {})
 
 
 def ext_modules(*extensions: Any) -> list[Extension]:
@@ -127,6 +143,12 @@ def declared_floor(extension: Extension) -> Stable | None:
             number = int(text, 16)
             return Stable(Release(number >> 56, (number >> 48) & 0xFF))
     return None
+
+
+def _relative(path: str) -> str:
+    """A path below the folder of setup.py without that, as setuptools wants it; any other as it is."""
+    whole = Path(path).resolve()
+    return whole.relative_to(Path.cwd()).as_posix() if whole.is_relative_to(Path.cwd()) else path
 
 
 def _flat(extensions: Iterable[Any]) -> Iterable[Any]:

@@ -32,7 +32,7 @@ from precast.errors import KernelError
 
 # Inserted into the package of a guarded library.
 ANSWER = b"__import__('precast.build').build.answer()  # precast.build: torch.ops.load_library opens what fits\n"
-_CALL = b"load_library"
+_CALL = b"ops.load_library"
 _TORCH = re.compile(r"Requires-Dist: torch(?![\w.-])(?P<rest>[^\n]*)\n")
 
 

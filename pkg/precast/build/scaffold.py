@@ -1,8 +1,8 @@
 """``python -m precast.build init NAME [--cpp] [--cuda | --triton]``: a complete small package with one op.
 
-The op is declared once, in Python, so that graphs know it before a library is opened. ``--cpp`` implements it on the
-CPU for every torch from 2.10 on, ``--cuda`` by nvcc for the torch that builds it, ``--triton`` without a build. Without
-``--cpp`` the CPU computes it in plain torch.
+The op is declared once, so that graphs know it before a library is opened: with ``--cuda`` in setup.py, from which the
+build makes the launch of the kernel, else in Python. ``--cpp`` implements it on the CPU for every torch from 2.10 on,
+``--cuda`` by NVRTC and ``--triton`` for every torch. Without ``--cpp`` the CPU computes it in plain torch.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _INIT = '''"""A triangle wave: how far each value is from the nearest even integ
 import torch
 from torch import Tensor
 @imports@
-_LIBRARY = torch.library.Library("@name@", "DEF")
-_LIBRARY.define("wave(Tensor x) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
-torch.library.register_fake("@name@::wave")(torch.empty_like)
-
-@loads@
+@schema@@loads@
 
 def wave(x: Tensor) -> Tensor:
     """``|x - 2 round(x / 2)|``, for float32."""
     return torch.ops.@name@.wave(x)
 '''
+_SCHEMA = """_LIBRARY = torch.library.Library("@name@", "DEF")
+_LIBRARY.define("wave(Tensor x) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
+torch.library.register_fake("@name@::wave")(torch.empty_like)
+
+"""
 _LOAD_CPU = 'load_library("@name@", "cpu")  # proved to fit before it is opened; else PrebuiltRefused says why\n'
-_PLAIN_CPU = '_LIBRARY.impl("wave", lambda x: (x - 2 * (x / 2).round()).abs(), "CPU")\n'
-_LOAD_CUDA = 'if torch.version.cuda is not None:\n    load_library("@name@", "cuda")\n'
+_PLAIN_CPU = '@library@.impl("wave", lambda x: (x - 2 * (x / 2).round()).abs(), "CPU")\n'
 _LOAD_TRITON = '_LIBRARY.impl("wave", triton_wave.wave, "CUDA")\n'
 
 _CPP = """#include <torch/csrc/stable/library.h>
@@ -63,59 +63,10 @@ Tensor wave(const Tensor& given) {
 
 STABLE_TORCH_LIBRARY_IMPL(@name@, CPU, m) { m.impl("wave", TORCH_BOX(&wave)); }
 """
-_CUDA_CPP = """// Torch's headers are here alone: nvcc needs a minute for them in a .cu file.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-
-#include "wave.h"
-
-namespace {
-
-at::Tensor wave(const at::Tensor& given) {
-  TORCH_CHECK(given.scalar_type() == at::kFloat, "wave: x must be float32");
-  const c10::cuda::CUDAGuard guard(given.device());
-  const at::Tensor x = given.contiguous();
-  at::Tensor out = at::empty_like(x);
-  const float* from = x.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  const char* failed = launch_wave(from, to, x.numel(), c10::cuda::getCurrentCUDAStream());
-  TORCH_CHECK(failed == nullptr, "wave: ", failed);
-  return out;
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(@name@, CUDA, m) { m.impl("wave", &wave); }
-"""
-_CUDA_H = """#pragma once
-
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
-// Computes n values on a stream; returns what CUDA says is wrong, or nullptr.
-const char* launch_wave(const float* from, float* to, int64_t n, cudaStream_t stream);
-"""
-_CUDA_CU = """#include "wave.h"
-
-namespace {
-
-__global__ void wave(const float* from, float* to, int64_t n) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) to[i] = fabsf(from[i] - 2 * nearbyintf(from[i] / 2));
-}
-
-}  // namespace
-
-const char* launch_wave(const float* from, float* to, int64_t n, cudaStream_t stream) {
-  constexpr int kThreads = 256;
-  if (n == 0) return nullptr;
-  wave<<<static_cast<unsigned>((n + kThreads - 1) / kThreads), kThreads, 0, stream>>>(from, to, n);
-  const cudaError_t status = cudaGetLastError();
-  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+_CUDA_CU = """// Out-of-bounds threads do nothing; precast checks device, dtype and shape, and makes x contiguous.
+extern "C" __global__ void wave(const float* x, float* out, long long n) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = fabsf(x[i] - 2 * nearbyintf(x[i] / 2));
 }
 """
 _TRITON = '''"""The kernel for GPUs."""
@@ -150,8 +101,8 @@ def wave(given: Tensor) -> Tensor:
     return out
 '''
 _SETUP = """from setuptools import setup
-@cuda_import@
-from precast.build import BuildExtension, @stable_import@ext_modules
+
+from precast.build import BuildExtension, @classes@, ext_modules
 
 setup(
     ext_modules=ext_modules(
@@ -160,7 +111,12 @@ setup(
 )
 """
 _STABLE = '        StableExtension("@name@.cpu", ["csrc/wave.cpp"]),  # every torch from @floor@ on\n'
-_OF_TORCH = '        CUDAExtension("@name@.cuda", ["csrc/cuda.cpp", "csrc/wave.cu"]),  # the torch that builds it\n'
+_DEVICE = """        DeviceExtension(  # every torch; the GPUs of PRECAST_CUDA_ARCH_LIST, else those here
+            "@name@.cuda",
+            "csrc/wave.cu",
+            ops={"wave(Tensor x) -> Tensor": ["wave"]},  # a thread for each element of the result
+        ),
+"""
 _PYPROJECT = """[build-system]
 requires = [@requires@]
 build-backend = "setuptools.build_meta"
@@ -210,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("name", help="of the package, as it is imported, and of its folder")
     parser.add_argument("--cpp", action="store_true", help="C++ for the CPU; the default if no kind is named")
     gpu = parser.add_mutually_exclusive_group()
-    gpu.add_argument("--cuda", action="store_true", help="CUDA C++ for GPUs, by nvcc")
+    gpu.add_argument("--cuda", action="store_true", help="CUDA C++ for GPUs, by NVRTC")
     gpu.add_argument("--triton", action="store_true", help="Triton for GPUs")
     options = parser.parse_args(arguments)
     root = Path(options.name)
@@ -229,12 +185,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str]:
     """The files of the package by their paths. Each kind adds its sources, and its lines to the common files."""
-    imports = (
-        "\nfrom precast.build import load_library\n" * (cpp or cuda) + f"\nfrom {name} import triton_wave\n" * triton
+    imports = "".join(
+        (
+            "\nfrom precast.build import load_library\n" * cpp,
+            f"\nfrom {name} import cuda  # the build makes it: defines the op, and launches wave.cu\n" * cuda,
+            f"\nfrom {name} import triton_wave\n" * triton,
+        )
     )
-    loads = (_LOAD_CPU if cpp else _PLAIN_CPU) + _LOAD_CUDA * cuda + _LOAD_TRITON * triton
+    cpu = _LOAD_CPU if cpp else _PLAIN_CPU.replace("@library@", "cuda.library" if cuda else "_LIBRARY")
+    init = _INIT.replace("@imports@", imports).replace("@schema@", "" if cuda else _SCHEMA)
     made = {
-        f"{name}/__init__.py": _INIT.replace("@imports@", imports).replace("@loads@", loads),
+        f"{name}/__init__.py": init.replace("@loads@", cpu + _LOAD_TRITON * triton),
         "pyproject.toml": _PYPROJECT.replace("@requires@", _quoted(["setuptools>=77.0.3", *_build(cpp, cuda)]))
         .replace(
             "@dependencies@", _quoted([f"torch>={STABLE_FLOOR}", *["precast"] * (cpp or cuda), *["triton"] * triton])
@@ -246,22 +207,17 @@ def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str
     if cpp:
         made["csrc/wave.cpp"] = _CPP
     if cuda:
-        made |= {"csrc/cuda.cpp": _CUDA_CPP, "csrc/wave.h": _CUDA_H, "csrc/wave.cu": _CUDA_CU}
-        made["MANIFEST.in"] = "include csrc/*.h\n"
+        made["csrc/wave.cu"] = _CUDA_CU
     if triton:
         made[f"{name}/triton_wave.py"] = _TRITON
     if cpp or cuda:
-        of_torch = "from torch.utils.cpp_extension import CUDAExtension\n" * cuda
-        made["setup.py"] = (
-            _SETUP.replace("@cuda_import@\n", of_torch + "\n")
-            .replace("@stable_import@", "StableExtension, " * cpp)
-            .replace("@modules@", _STABLE * cpp + _OF_TORCH * cuda)
-        )
+        classes = ", ".join(["DeviceExtension"] * cuda + ["StableExtension"] * cpp)
+        made["setup.py"] = _SETUP.replace("@classes@", classes).replace("@modules@", _STABLE * cpp + _DEVICE * cuda)
     return {where: text.replace("@name@", name).replace("@floor@", str(STABLE_FLOOR)) for where, text in made.items()}
 
 
 def _build(cpp: bool, cuda: bool) -> list[str]:
-    return (["ninja", "precast"] if cpp or cuda else []) + ["torch"] * cuda
+    return ["precast"] * (cpp or cuda) + ["ninja"] * cpp + ["nvidia-cuda-nvrtc==13.*"] * cuda
 
 
 def _quoted(words: Sequence[str]) -> str:

@@ -6,20 +6,19 @@ every torch and Python. docs/guides/device-code.md lists what authors can use an
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from precast._abi.build_info import MAX_FILE_BYTES
 from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.host import Gpu, Host, Nvrtc
+from precast._abi.host import Gpu, Nvrtc
 from precast._abi.settings import JitMode, Settings
-from precast._builder import files
-from precast._cubin import images, launch, tma
+from precast._cubin import images, launch, launcher, tma
 from precast._load import probe, verdict
 from precast._load.source import Source
-from precast.errors import KernelIncompatible, KernelUnavailable
+from precast.errors import KernelUnavailable, PrebuiltRefused
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule
 from precast.extension.places import Places, forbidden
@@ -44,7 +43,7 @@ class CubinExtension(Places, Extension):
 
         module.scale((blocks,), (256,), x, 2.0, x.numel())         # tensors and numbers, held against the parameters
 
-    ``build_aot()`` returns a plain ``setuptools.Extension``: a library that holds the images as data, for any Python.
+    ``build_aot()`` returns a ``precast.build.DeviceExtension``: images for any Python and torch.
     """
 
     backend: ClassVar[str] = "cubin"
@@ -99,27 +98,22 @@ class CubinExtension(Places, Extension):
         self._nvrtc(probe.read_settings())
 
     def build_aot(self) -> SetuptoolsExtension:
-        """A ``setuptools.Extension`` with the images, compiled now, in an object that ``build_ext`` links.
+        """The same as a ``precast.build.DeviceExtension``, which ``build_ext`` compiles: nothing is compiled here.
 
-        The targets are those of ``PRECAST_CUDA_ARCH_LIST``, else those of ``targets``, else the visible GPUs.
+        The targets are those of ``targets``, else those of ``PRECAST_CUDA_ARCH_LIST``, else the visible GPUs.
         """
-        from precast._builder import machine, toolchain
-        from precast._builder.cache import open_cache
-        from precast._cubin import programs
-        from precast.extension import aot
+        from precast.build import DeviceExtension
 
-        name, settings = self.aot_name(), probe.read_settings()
-        nvrtc = self._nvrtc(settings)
-        wanted = settings.targets() or tuple(GpuTarget.parse(target) for target in self.targets())
-        if not wanted:
-            wanted = tuple(dict.fromkeys(machine.target_for(gpu, nvrtc.targets) for gpu in machine.visible_gpus()))
-        compiler, looked_at = toolchain.find_compiler(settings)
-        if not wanted or compiler is None:
-            needed = "a C++ compiler, to link with" if wanted else "a GPU, or PRECAST_CUDA_ARCH_LIST, to build for"
-            raise verdict.cannot_build(self.name, needed, looked_at if wanted else ("no GPU is visible",))
-        built = programs.build(self._programs(), wanted, nvrtc, settings, "it is built ahead of time")
-        made = programs.library_object(self.name, built, compiler.path, open_cache(settings))
-        return aot.link_extension(name, [str(made)], py_limited_api=True)
+        said = self._programs()
+        return DeviceExtension(
+            self.aot_name(),
+            said.sources,
+            targets=self.targets(),
+            include_dirs=said.include_dirs,
+            defines=said.defines,
+            instances=said.instances,
+            flags=said.flags,
+        )
 
     def build_jit(self) -> KernelModule:
         """The images from the cache, compiled on a miss, for the visible GPUs."""
@@ -150,10 +144,17 @@ class CubinExtension(Places, Extension):
             raise verdict.cannot_build(self.name, "NVRTC: pip install nvidia-cuda-nvrtc", builders.looked_at)
         return builders.nvrtc
 
-    def _shipped(self, settings: Settings) -> tuple[tuple[images.Image, ...], Path | None]:
-        """The images that were built at install time."""
-        path = None if settings.jit is JitMode.JIT else self.prebuilt_file()
-        return ((), None) if path is None else (images.unpack(files.read(path, MAX_FILE_BYTES), str(path)), path)
+    def _shipped(self, settings: Settings) -> tuple[Mapping[int, tuple[images.Image, ...]], str]:
+        """For each GPU the images that were built at install time; and why there are none for the others."""
+        missing = f"{self.prebuilt_import_path} is not there"
+        if settings.jit is JitMode.JIT:
+            return {}, missing
+        try:
+            return launcher.shipped(self.prebuilt_import_path), "there is no prebuilt image for it"
+        except ModuleNotFoundError:
+            return {}, missing
+        except PrebuiltRefused as error:
+            return {}, "; ".join(line.strip() for line in str(error).splitlines() if "rejected" in line) or str(error)
 
     def _choose(self, settings: Settings, *, certain: bool, prebuilt: bool = True) -> list[Chosen]:
         """For each visible GPU, the images that were built at install time, or the target to build."""
@@ -163,14 +164,12 @@ class CubinExtension(Places, Extension):
         if host.driver is None or not host.gpus:
             found = "no GPU is visible" if host.driver else "no CUDA driver (libcuda.so.1)"
             raise KernelUnavailable(f"{self.name} cannot be loaded here\n  found   {found}\n  needed  an NVIDIA GPU")
-        shipped, path = self._shipped(settings) if prebuilt else ((), None)
+        shipped, why = self._shipped(settings) if prebuilt else ({}, "")
         chosen = []
         for gpu in host.gpus:
-            found_images, refusal = _fitting(shipped, gpu, host)
-            if found_images:
-                chosen.append(Chosen(gpu, found_images, None, f"prebuilt {path}"))
+            if gpu.index in shipped:
+                chosen.append(Chosen(gpu, shipped[gpu.index], None, f"prebuilt {self.prebuilt_import_path}"))
                 continue
-            why = refusal or f"{self.prebuilt_import_path} is not there"
             if settings.jit is JitMode.AOT:
                 raise forbidden(self.name, self.prebuilt_import_path, f"build it ({why})", settings.jit)
             chosen.append(Chosen(gpu, (), self._target(gpu, self._nvrtc(settings)), why))
@@ -206,9 +205,9 @@ class CubinExtension(Places, Extension):
         for item in chosen:
             ours = [one for one in built if one.image.target == item.target]
             per_gpu[item.gpu.index] = item.images or tuple(one.image for one in ours)
-            shipped = self.prebuilt_file()
-            if item.images and shipped is not None:
-                sources.append((item.gpu.index, Source("prebuilt", shipped, str(item.images[0].target))))
+            if item.images:
+                place = Path(str(sys.modules[self.prebuilt_import_path].__file__))
+                sources.append((item.gpu.index, Source("prebuilt", place, str(item.images[0].target))))
             sources += [(item.gpu.index, one.source) for one in ours]
         kernels = launch.kernels(self.name, per_gpu)
         return KernelModule(self.name, self.functions(kernels), sources[0][1], tuple(sources))
@@ -221,20 +220,3 @@ class Chosen:
 
     def __init__(self, gpu: Gpu, found: tuple[images.Image, ...], target: GpuTarget | None, why: str) -> None:
         self.gpu, self.images, self.target, self.why = gpu, found, target, why
-
-
-def _fitting(shipped: Sequence[images.Image], gpu: Gpu, host: Host) -> tuple[tuple[images.Image, ...], str | None]:
-    """One image of every source for a GPU, or the reason why there is none."""
-    if host.driver is None:
-        raise KernelIncompatible("images were to be chosen without a driver")
-    by_source: dict[str, list[images.Image]] = {}
-    for image in shipped:
-        by_source.setdefault(image.source, []).append(image)
-    found = []
-    for source, candidates in by_source.items():
-        chosen = images.best(candidates, gpu.capability, host.driver)
-        if chosen is None:
-            whys = "; ".join(str(one.why_not_on(gpu.capability, host.driver)) for one in candidates)
-            return (), f"GPU {gpu.index} has compute capability {gpu.capability}, and in {source} {whys}"
-        found.append(chosen)
-    return tuple(found), None

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-from precast._abi.capability import ComputeCapability, GpuTarget
+from precast._abi.build_info import BuildInfo, BuildMode
+from precast._abi.capability import GpuTarget
 from precast._abi.host import Builders, Nvrtc
+from precast._abi.label import Label
 from precast._abi.version import CudaVersion
+from precast._builder import nvrtc
 from precast._cubin import images
 from precast._cubin.images import Entry, Image, Usage
 from precast._load import gpus, probe
+from precast.build import DeviceExtension, device
 from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
 from precast.extension import headers
 from tests.kit import hosts as ex
-from tests.unit.extension.test_cpp import build_ext
 
 Find = Callable[[str], Nvrtc]
 PTX = """
@@ -54,10 +57,10 @@ def test_entry_points_are_read_with_parameters_and_usage() -> None:
     }
 
 
-def test_images_come_back_as_they_were_also_out_of_the_middle_of_a_library() -> None:
+def test_images_come_back_as_they_were() -> None:
     kept = (image("sm_90a"), image("compute_80", "12.1"))
     packed = images.pack(kept)
-    assert images.unpack(packed, "x") == kept == images.unpack(b"\x7fELF..." + packed + b"...", "x")
+    assert images.unpack(packed, "x") == kept
     assert packed == images.pack(kept), "the same bytes every time"
 
 
@@ -75,61 +78,40 @@ def test_damaged_images_are_refused(damage: Callable[[bytes], bytes], found: str
         images.unpack(damage(images.pack([image("sm_90")])), "somebody.so")
 
 
-def test_the_best_image_for_a_gpu_and_why_others_are_not() -> None:
-    ours = [image("compute_80"), image("sm_80"), image("sm_90"), image("sm_90a")]
-    driver = CudaVersion(13, 0)
-
-    def chosen(capability: str, found: list[Image] = ours) -> str | None:
-        one = images.best(found, ComputeCapability.parse(capability), driver)
-        return None if one is None else str(one.target)
-
-    assert (chosen("8.6"), chosen("9.0"), chosen("12.0"), chosen("7.5")) == ("sm_80", "sm_90a", "compute_80", None)
-    assert "compute capability 8.0" in str(ours[1].why_not_on(ComputeCapability(7, 5), driver))
-    newer = image("compute_80", "13.2")
-    assert "a driver for CUDA 13.2; this one is for 13.0" in str(newer.why_not_on(ComputeCapability(9, 0), driver))
-
-
 @pytest.mark.wheel
 @pytest.mark.torch
-@pytest.mark.compiler
 @pytest.mark.parametrize("label", ["cu121", "cu130"])
-def test_build_aot_gives_a_library_of_images(
+def test_build_aot_is_a_device_extension(
     package: ModuleType, tmp_path: Path, label_nvrtc: Find, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch.utils.cpp_extension import BuildExtension
-
-    nvrtc = label_nvrtc(label)
-    real = probe.probe_builders
-    monkeypatch.setattr(probe, "probe_builders", lambda settings: dataclasses.replace(real(settings), nvrtc=nvrtc))
-    monkeypatch.setenv("PRECAST_CUDA_ARCH_LIST", "8.0;9.0+PTX")
     made = package.ScaleExtension().build_aot()
-    assert type(made).__module__ == "setuptools.extension" and made.name == "somebody._C.scale_ext"
-    path = build_ext(made, tmp_path / "site")
-    assert path.name.endswith(".abi3.so"), "for every Python"
-    found = images.unpack(path.read_bytes(), str(path))
-    assert [str(one.target) for one in found] == ["sm_80", "sm_90", "compute_90"]
-    assert {str(one.toolkit) for one in found} == {".".join(nvrtc.version.split(".")[:2])}
-    for one in found:
-        assert set(one.entries) == {"fill", "scale<float, 4>", "scale<double, 2>"}
-        assert one.entries["fill"].parameters == ("u64", "f64", "u8", "b8[128]")
-        assert one.entries["scale<float, 4>"].parameters == ("u64", "f32", "u32")
-        usage = one.entries["fill"].usage
-        if str(one.target).startswith("sm_"):
-            assert usage is not None and 0 < usage.registers < 64 and usage.spill_store_bytes == 0
-        else:
-            assert usage is None, "the driver decides"
-    command = BuildExtension(build_distribution(made))
-    command.build_lib = command.build_temp = str(tmp_path / "by-torch")
-    command.ensure_finalized()
-    command.run()
-    (other,) = command.get_outputs()
-    assert images.unpack(Path(other).read_bytes(), other) == found
-
-
-def build_distribution(made: Any) -> Any:
-    from setuptools import Distribution
-
-    return Distribution({"ext_modules": [made]})
+    assert type(made) is DeviceExtension and made.name == "somebody._C.scale_ext", "for a setup.py, nothing compiled"
+    compiler = label_nvrtc(label)
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda *asked: (compiler, ()))
+    monkeypatch.setenv("PRECAST_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    folder = tmp_path / "site" / "somebody" / "_C"
+    built = device.build_images(made, folder, probe.read_settings())
+    assert {str(file.target) for file in built.files} == {"sm_80", "sm_90", "compute_90"}
+    info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, True, "0" * 64, (), (), built.files)
+    (folder / "__init__.py").touch()
+    (folder / "build_info.json").write_text(info.to_json())
+    (folder / "scale_ext.py").write_text(built.module)
+    importlib.invalidate_caches()
+    extension = package.ScaleExtension()
+    pretend(monkeypatch, "9.0", None)
+    loaded = extension.load()
+    assert loaded.source.kind == "prebuilt" and [str(one.detail) for _, one in loaded.images] == ["sm_90"]
+    assert set(dir(loaded)) >= {"fill", "scale<float, 4>", "scale<double, 2>"}
+    assert loaded.fill.parameters == ("u64", "f64", "u8", "b8[128]")
+    assert getattr(loaded, "scale<float, 4>").parameters == ("u64", "f32", "u32")
+    usage = loaded.fill.usage()
+    assert usage is not None and 0 < usage.registers < 64 and usage.spill_store_bytes == 0
+    pretend(monkeypatch, "12.0", None)
+    assert extension.load().fill.usage() is None, "PTX: the driver decides"
+    pretend(monkeypatch, "7.5", None)
+    monkeypatch.setenv("PRECAST_JIT", "aot")
+    with pytest.raises(JitDisabled, match=r"sm_80.*rejected \(arch\).*7\.5"):
+        extension.assert_compatible()
 
 
 @pytest.mark.wheel
@@ -178,9 +160,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gpu: str, nvrtc: Nvrtc | None) -> N
     monkeypatch.setattr(probe, "probe_builders", lambda settings: Builders(None, None, nvrtc, ("nvrtc: nowhere",)))
 
 
-def test_each_gpu_gets_what_fits_it_and_what_is_missing_is_named(
-    package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     extension = package.ScaleExtension()
     pretend(monkeypatch, "", None)
     with pytest.raises(KernelUnavailable, match="no CUDA driver"):
@@ -190,19 +170,6 @@ def test_each_gpu_gets_what_fits_it_and_what_is_missing_is_named(
     for call in (extension.assert_compatible, extension.load, extension.assert_build_compatible):
         with pytest.raises(KernelUnavailable, match="pip install nvidia-cuda-nvrtc"):
             call()
-    folder = tmp_path / "site" / "somebody" / "_C"
-    folder.mkdir()
-    (folder / "scale_ext.abi3.so").write_bytes(b"\x7fELF" + images.pack([image("sm_90"), image("sm_80")]))
-    for mode in ("aot", "auto"):
-        monkeypatch.setenv("PRECAST_JIT", mode)
-        extension.assert_compatible()
-    loaded = extension.load()
-    assert loaded.fill.parameters == ("u64", "b8[128]") and loaded.fill.usage() == Usage(40, 8, 12, 16)
-    assert loaded.source.kind == "prebuilt" and [str(s.detail) for _, s in loaded.images] == ["sm_90"]
-    pretend(monkeypatch, "12.0", None)
-    monkeypatch.setenv("PRECAST_JIT", "aot")
-    with pytest.raises(JitDisabled, match=r"GPU 0 has compute capability 12\.0, and in scale sm_90 serves"):
-        extension.assert_compatible()
     monkeypatch.setenv("PRECAST_JIT", "none")
     with pytest.raises(JitDisabled, match="forbids to load a kernel"):
         extension.load()
