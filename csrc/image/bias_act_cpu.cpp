@@ -23,7 +23,8 @@ namespace precast::image::PRECAST_CPU_LEVEL {
 namespace {
 
 constexpr int64_t kChunk = 512;
-constexpr int64_t kTerms = 32;  // tiles whose gradients are added up in float
+constexpr int64_t kShort = 128;  // rows up to this width share a tile
+constexpr int64_t kTerms = 32;   // tiles whose gradients are added up in float
 
 template <class Real>
 struct Tile {
@@ -151,20 +152,22 @@ struct Leaky {
   bool flat;
 };
 
+// Straight lines. `bias_at` gives the bias of a block of elements.
+template <class T, class Bias>
+PRECAST_INLINE void forward_lines(const BiasActWork& work, const T* x, int64_t count, T* y, const Bias& bias_at) {
+  const Leaky leaky(work);
+  const bool flat = work.activation == kLinear;
+  each_block(0, count, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+    const Block u = span.load(x + i) + bias_at(i);
+    const Block v = flat ? u * Block{leaky.gain, leaky.gain} : Block{leaky.value(u.first), leaky.value(u.second)};
+    span.store(y + i, Block{bounded(v.first, leaky.clamp), bounded(v.second, leaky.clamp)});
+  });
+}
+
 template <class T>
 void forward_tile(const BiasActWork& work, const Tile<float>& tile, const T* x, int64_t count, T* y) {
-  const Leaky leaky(work);
-  if (work.activation == kLinear) {
-    return each_block(0, count, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
-      const Block v = (span.load(x + i) + load_block(tile.bias + i)) * Block{leaky.gain, leaky.gain};
-      span.store(y + i, Block{bounded(v.first, leaky.clamp), bounded(v.second, leaky.clamp)});
-    });
-  }
   if (work.activation <= kLeakyRelu) {
-    return each_block(0, count, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
-      const Block u = span.load(x + i) + load_block(tile.bias + i);
-      span.store(y + i, Block{bounded(leaky.value(u.first), leaky.clamp), bounded(leaky.value(u.second), leaky.clamp)});
-    });
+    return forward_lines(work, x, count, y, [&](int64_t i) PRECAST_EVERYWHERE { return load_block(tile.bias + i); });
   }
   alignas(64) float bent[kChunk];
   each_block(0, count, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
@@ -244,21 +247,50 @@ PRECAST_INLINE void run_tile(const BiasActWork& work, Tile<Real>& tile, int64_t 
   backward_tile(work, tile, x, saved == nullptr ? nullptr : saved + at, count, y);
 }
 
+// Rows that are shorter than a tile share it. Nothing is summed.
+template <class T>
+void short_rows(const BiasActWork& work, int64_t begin, int64_t end) {
+  using Real = typename RealOf<T>::Type;
+  const int64_t columns = work.columns, most = kChunk / columns;
+  Tile<Real> tile;
+  Real biases[kChunk + kLanes] = {};
+  for (int64_t row = begin; row < end;) {
+    const int64_t channel = row % work.channels, count = smaller(smaller(most, end - row), work.channels - channel);
+    if (work.bias != nullptr) read_bias(work, channel, count, static_cast<Real*>(biases));
+    for (int64_t k = 0; k < count; ++k) {  // each over the surplus of the one before
+      for (int64_t i = 0; i < columns; i += kStep<Real>) store_block(tile.bias + k * columns + i, both(biases[k]));
+    }
+    for (int64_t i = 0; sizeof(T) < 4 && i < count * columns; i += kStep<T>) {
+      store_block(tile.bias + i, in_order_of(load_block(tile.bias + i), static_cast<const T*>(nullptr)));
+    }
+    run_tile<T>(work, tile, row * columns, count * columns);
+    row += count;
+  }
+}
+
 template <class T>
 void pieces(const BiasActWork& work, int64_t begin, int64_t end) {
   using Real = typename RealOf<T>::Type;
+  if (work.columns <= kShort && !work.backward) return short_rows<T>(work, begin, end);
   const int64_t in_row = pieces_of(work.columns);
   Tile<Real> tile;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t row = index / in_row, first = (index - row * in_row) * kPiece;
-    const int64_t last = smaller(work.columns, first + kPiece);
+    const int64_t last = smaller(work.columns, first + kPiece), at = row * work.columns;
     Real bias[kLanes] = {};
     if (work.bias != nullptr) read_bias(work, row % work.channels, 1, static_cast<Real*>(bias));
+    if constexpr (sizeof(T) < 8) {
+      if (work.activation <= kLeakyRelu && !work.backward) {
+        forward_lines(work, static_cast<const T*>(work.x) + at + first, last - first,
+                      static_cast<T*>(work.y) + at + first, [&](int64_t) PRECAST_EVERYWHERE { return both(bias[0]); });
+        continue;
+      }
+    }
     const int64_t widest = smaller(kChunk, last - first);
     for (int64_t i = 0; i < widest; i += kStep<Real>) store_block(tile.bias + i, both(bias[0]));
     if (work.backward) clear_sums(tile, widest);
     for (int64_t column = first; column < last; column += kChunk) {
-      run_tile<T>(work, tile, row * work.columns + column, smaller(kChunk, last - column));
+      run_tile<T>(work, tile, at + column, smaller(kChunk, last - column));
     }
     if (work.parts == nullptr) continue;
     double total = 0;

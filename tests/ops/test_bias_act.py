@@ -388,3 +388,14 @@ def test_more_elements_than_32_bits_count(act: str) -> None:
     y = ops.bias_act(x, b, act=act)
     assert torch.equal(y[-1, -1, -9:], ops.bias_act(x[-1:, :, -9:].contiguous(), b, act=act)[0, 1])
     assert torch.equal(y[0, 0, :9], torch.zeros(9, dtype=torch.float16, device="cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_rows_of_any_width_have_the_bias_of_their_channel(dtype: Any) -> None:
+    """Short rows share vectors and tiles. A sum of two numbers is rounded once, as torch does."""
+    for columns in (*range(1, 36), 63, 64, 65, 127, 128, 129, 511, 512, 513):
+        x, b = torch.randn(3, 171, columns).to(dtype), torch.randn(171).to(dtype)
+        assert torch.equal(ops.bias_act(x, b), x + b[:, None]), columns
+        assert torch.equal(ops.bias_act(x[:1, :1]), x[:1, :1]), columns
+        curved = ops.bias_act(x, b, act="tanh"), (x.double() + b.double()[:, None]).tanh()
+        torch.testing.assert_close(curved[0].double(), curved[1], rtol=1e-2, atol=1e-2)

@@ -132,6 +132,7 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "cpu_optim/cpu.h kUnit": steps,
     "decode_attention/cpu.h kChunk": keys,
     "image/bias_act_cpu.cpp kChunk": channels,
+    "image/bias_act_cpu.cpp kShort": planes,
     "image/bias_act_cpu.cpp kTerms": lambda size: channels(600, rows=64 * size),  # as there are 64 chunks at most
     "image/cpu.h kChannels": image_channels,
     "image/cpu.h kPiece": planes,

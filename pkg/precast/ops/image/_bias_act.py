@@ -17,6 +17,7 @@ from torch import Tensor
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
+from precast._dispatch.routes import Route
 from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
 from precast.ops.image import _common
@@ -87,7 +88,7 @@ def bias_act(
     if isinstance(x, Proxy):
         return recorded(bias_act, **locals())  # type: ignore[no-any-return]
     try:
-        y: Tensor = BIAS_ACT(*arguments(x, b, dim, act, alpha, gain, clamp))
+        y: Tensor = _bias_act(*arguments(x, b, dim, act, alpha, gain, clamp))
     except _checks.CONFUSED:
         _checks.explain(bias_act, locals())
         raise
@@ -186,7 +187,7 @@ class _BiasAct(torch.autograd.Function):
         saved, bias = ctx.saved_tensors
         of_bias = bias is not None and ctx.needs_input_grad[2]
         of_output = ctx.of_output and saved is not None
-        grad_x, grad_bias = BIAS_ACT_BACKWARD(grad, saved, bias, *ctx.options, of_output, of_bias)
+        grad_x, grad_bias = _backward(grad, saved, bias, *ctx.options, of_output, of_bias)
         return None, grad_x, grad_bias if of_bias else None, None, None, None, None, None
 
 
@@ -308,3 +309,6 @@ with namespace.family("bias_act", __package__):
         result=_backward_result,
         gradient=_backward_gradient,
     )
+
+_bias_act = Route(BIAS_ACT, _BiasAct)
+_backward = Route(BIAS_ACT_BACKWARD)

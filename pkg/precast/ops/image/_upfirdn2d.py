@@ -16,6 +16,7 @@ from torch import Tensor
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
+from precast._dispatch.routes import Route
 from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
 from precast.ops.image import _common
@@ -145,7 +146,7 @@ def upfirdn2d(
     if isinstance(x, Proxy):
         return recorded(upfirdn2d, **locals())  # type: ignore[no-any-return]
     try:
-        return through(UPFIRDN2D, x, f, up, down, padding, flip_filter, gain)
+        return through(_upfirdn2d, x, f, up, down, padding, flip_filter, gain)
     except _checks.CONFUSED:
         _checks.explain(upfirdn2d, locals())
         raise
@@ -394,7 +395,7 @@ class _UpFirDn2d(torch.autograd.Function):
             axis.backward(size, taps) for axis, size, taps in zip(axes, ctx.size, filter_size(f), strict=True)
         )
         *_, flip, gain = ctx.args
-        return (None, _call(UPFIRDN2D, grad, f, horizontal, vertical, not flip, gain), *(None for _ in range(11)))
+        return (None, _call(_upfirdn2d, grad, f, horizontal, vertical, not flip, gain), *(None for _ in range(11)))
 
 
 def _check(x: Tensor, f: Tensor, *args: Any) -> None:
@@ -452,3 +453,5 @@ with namespace.family("upfirdn2d", __package__):
         result=_result,
         gradient=_UpFirDn2d.apply,
     )
+
+_upfirdn2d = Route(UPFIRDN2D, _UpFirDn2d)
