@@ -157,6 +157,12 @@ def this_torch() -> str:
     return torch.__version__
 
 
+def named_after(torch: str) -> str:
+    """The local part of the version of a wheel for one torch, whose CUDA is known; PyPI takes only the others."""
+    version = TorchVersion.parse(torch)
+    return f"+{version.local}.torch{version.release}" if version.local else ""
+
+
 def other_torch(minor: int) -> str:
     release = TorchVersion.parse(this_torch()).release
     return f"{release.major}.{release.minor + minor}.0"
@@ -193,8 +199,8 @@ def test_a_module_of_any_build_system_is_guarded_and_works(
         and str(file.abi).startswith("torch-2.")
         and "/ops/_C/host/" in sys.modules["ops._C"].__file__
     )  # type: ignore[operator]
-    metadata = (folder / "ops-1.0.dist-info" / "METADATA").read_text()
     release = TorchVersion.parse(this_torch()).release
+    metadata = (folder / f"ops-1.0{named_after(this_torch())}.dist-info" / "METADATA").read_text()
     assert (
         f"Requires-Dist: torch>={release},<2.{release.minor + 1}\n" in metadata and "Requires-Dist: precast" in metadata
     )
@@ -288,7 +294,8 @@ def test_libraries_of_wheels_that_were_guarded_when_built_keep_apart(tmp_path: P
         built = replace(manifest(wheel), host=(replace(file, path="host/_C.so"),)).to_json()
         files["ops/_C/host/_C.so"] = files.pop(f"ops/_C/{file.path}")
         files["ops/_C/build_info.json"] = built.encode()
-        wheel_file.write_wheel(wheel, "ops-1.0.dist-info", {n: c for n, c in files.items() if "RECORD" not in n}, 0)
+        named = next(name.partition("/")[0] for name in files if name.endswith("/METADATA"))
+        wheel_file.write_wheel(wheel, named, {n: c for n, c in files.items() if "RECORD" not in n}, 0)
         single.append(wheel)
     merged = manifest(guarded(tmp_path / "out", *single))
     assert len({file.path for file in merged.host}) == 2 and {file.path for file in merged.host} == set(merged.files)
@@ -307,7 +314,10 @@ def test_wheels_for_several_pythons_and_gpus_are_one(
         make({**init, f"ops/_C{SUFFIX.replace(HERE[2:], FOREIGN_PYTHON[2:])}": code}, python=FOREIGN_PYTHON),
     ]
     merged = guarded(tmp_path / "out", *wheels, torch=this_torch())
-    assert merged.name == f"ops-1.0-{HERE}.{FOREIGN_PYTHON}-{HERE}.{FOREIGN_PYTHON}-{PLATFORM}.whl"
+    assert (
+        merged.name
+        == f"ops-1.0{named_after(this_torch())}-{HERE}.{FOREIGN_PYTHON}-{HERE}.{FOREIGN_PYTHON}-{PLATFORM}.whl"
+    )
     site(merged)
     by_hash = {file.sha256: file.path for file in manifest(merged).host}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from precast._load import downstream
 from precast.build import BuildExtension, StableExtension, audit, ownership
 from precast.errors import KernelError
 from precast.extension.places import Places
+from tests.downstream.conftest import CHECKOUT
 from tests.kit import spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -139,6 +141,34 @@ def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py:
     code = "from bound_ops import fused; print(fused.threads(), fused.__file__)"
     where = f"import sys; sys.path[:0] = {[str(root), *sys.path]!r}\n"
     assert str(root / "bound_ops" / "_C" / "host") in spawn.python("-c", where + code, cwd=tmp_path).stdout
+
+
+# What a build would do that names its wheels after torch by itself.
+NAMED_BY_ITSELF = """
+from setuptools.command.bdist_wheel import bdist_wheel
+class Named(bdist_wheel):
+    def run(self):
+        self.distribution.metadata.version = labelled("1.0", modules)
+        super().run()
+"""
+
+
+def test_pip_refuses_a_wheel_of_another_version_than_its_metadata(bound_wheel: Path, tmp_path: Path) -> None:
+    """So setup.py says labelled(): the metadata, which pip asks for first, then have the version of the wheel."""
+    root = tmp_path / "project"
+    shutil.copytree(bound_wheel.parents[1], root, ignore=shutil.ignore_patterns("dist", "*.egg-info"))
+    text = (root / "setup.py").read_text()
+    env = spawn.environ("PRECAST_LABEL", PYTHONPATH=CHECKOUT / "pkg", MAX_JOBS=2)
+    command = ("-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", tmp_path / "dist", root)
+    spawn.python(*command, env=env, cwd=tmp_path)
+    (made,) = (tmp_path / "dist").iterdir()
+    assert made.name == bound_wheel.name and ".torch2." in made.name
+
+    named = text.replace('version=labelled("1.0", modules)', 'version="1.0"')
+    named = named.replace("setup(", f"{NAMED_BY_ITSELF}\nsetup(", 1)
+    (root / "setup.py").write_text(named.replace("cmdclass={", 'cmdclass={"bdist_wheel": Named, '))
+    said = spawn.python(*command, env=env, cwd=tmp_path, status=1)
+    assert "Wheel has unexpected file name: expected '1.0', got '1.0+" in said.stdout + said.stderr
 
 
 def test_a_module_of_the_folder_itself_needs_no_second_one(

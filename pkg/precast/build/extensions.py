@@ -14,6 +14,7 @@ from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import Release
 from precast._load import probe
+from precast.build import wheel
 from precast.errors import KernelError
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)  # a module of a package
@@ -130,8 +131,7 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
     torch = probe.probe_host(Settings(), gpus=False).torch
     if torch is None:
         raise _bad(bound[0].name, "no torch to build it with", "the torch that it is for, and --no-build-isolation")
-    cuda = "cpu" if torch.cuda is None else f"cu{torch.cuda.major}{torch.cuda.minor}"
-    return f"{version}+{cuda}.torch{torch.version.release}"
+    return f"{version}+{wheel.local_of(wheel.label_of_torch(torch), torch.version.release)}"
 
 
 def declared_floor(extension: Extension) -> Stable | None:

@@ -32,7 +32,10 @@ class Folder:
 
 @dataclass(frozen=True)
 class Finished:
-    """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else."""
+    """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else.
+
+    ``local`` is what its version says of the torch that it is bound to: ``cu130.torch2.13``, or nothing.
+    """
 
     path: Path
     name: str
@@ -42,6 +45,7 @@ class Finished:
     rest: dict[str, bytes]
     folders: dict[str, Folder] = field(default_factory=dict)
     guards: frozenset[str] = frozenset()
+    local: str = ""
 
     @property
     def dist_info(self) -> str:
@@ -88,7 +92,9 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
         old = made.folders.get(folder, Folder((), (), {}))
         hosts = (*old.hosts, *(entry for entry, _ in entries))
         made.folders[folder] = Folder(hosts, old.device, old.data | {entry.path: data for entry, data in entries})
-    return replace(made, rest=rest, guards=frozenset(guards))
+    bound = any(isinstance(file.abi, Exact) for folder in made.folders.values() for file in folder.hosts)
+    local = wheel.local_of(label, torch.release) if torch is not None and label.text and bound else ""
+    return replace(made, rest=rest, guards=frozenset(guards), local=contents.version.partition("+")[2] or local)
 
 
 def _files(path: Path) -> dict[str, bytes]:

@@ -174,9 +174,9 @@ def _refuse_twin(file: HostFile, path: Path, known: dict[str, tuple[HostFile, Pa
 
 
 def _version(group: list[Finished]) -> str:
-    """The version that all wheels have; without a local part if they differ in that."""
-    versions = {one.version for one in group}
-    return versions.pop() if len(versions) == 1 else group[0].version.partition("+")[0]
+    """The version that all wheels have, and the torch that all are bound to as its local part."""
+    public, locals_ = group[0].version.partition("+")[0], {one.local for one in group}
+    return f"{public}+{local}" if len(locals_) == 1 and (local := locals_.pop()) else public
 
 
 def _strictness(platform: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from precast._abi.build_info import GUARD_MARK, BuildInfo, DeviceFile, HostFile
 from precast._abi.host import TorchInfo
 from precast._abi.label import Label
 from precast._abi.torch_abi import AbiKind
-from precast._abi.version import CudaVersion
+from precast._abi.version import CudaVersion, Release
 from precast._builder import sources
 from precast.errors import KernelError
 
@@ -41,6 +41,11 @@ def label_of(hosts: Iterable[HostFile], images: Sequence[DeviceFile], torch: Tor
         cuda = CudaVersion.parse(images[0].nvrtc)
         return Label(f"cu{cuda.major}{cuda.minor}")
     return Label("cpu" if any(file.abi.kind is AbiKind.EXACT for file in every) else "")
+
+
+def local_of(label: Label, torch: Release) -> str:
+    """The local part of the version of a wheel for one torch: ``cu130.torch2.13``."""
+    return f"{label}.torch{torch}"
 
 
 def label_of_torch(torch: TorchInfo | None) -> Label:
