@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from setuptools import Extension
@@ -14,10 +17,11 @@ from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, TorchVersion
 from precast._builder import machine, toolchain
-from precast.build import preflight
-from precast.build.command import BuildExtension
+from precast._load import probe
+from precast.build import audit, failing, preflight
 from precast.errors import KernelError
-from tests.downstream.conftest import CLASSIC_MODULE, STABLE_MODULE
+from tests.downstream.conftest import CHECKOUT, CLASSIC_MODULE, STABLE_MODULE
+from tests.kit import fetched, spawn
 
 TORCH = TorchInfo(TorchVersion.parse("2.13.0+cu130"), True, CudaVersion(13, 0))
 CUDA = Extension("ops.fused", ["fused.cpp", "fused.cu"])
@@ -66,19 +70,21 @@ def test_the_arch_list_is_ours_or_torchs_or_the_gpus_or_an_error(monkeypatch: py
     assert preflight.arch_list([CUDA], Settings(), {}) is None
 
 
-def test_a_setuptools_before_editable_installs_finds_its_attribute() -> None:
-    assert BuildExtension.editable_mode is False  # 59.6 sets none
-
-
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("module", "spoil", "said"),
     [
         (STABLE_MODULE, lambda root: (root / "csrc" / "scale.cpp").unlink(), "found   no file csrc/scale.cpp"),
-        (CLASSIC_MODULE, lambda root: (root / "csrc" / "fused.cpp").write_text("int x = ;\n"), "messages are above"),
+        (
+            CLASSIC_MODULE,
+            lambda root: (root / "csrc" / "fused.cpp").write_text("int x = ;\n"),
+            "found   .*csrc/fused.cpp:1",
+        ),
+        (STABLE_MODULE, lambda root: {"CXX": "/nonexistent"}, "found   .*/nonexistent"),
+        (CLASSIC_MODULE, lambda root: {"CXX": "/nonexistent"}, "found   .*/nonexistent"),
     ],
-    ids=["a missing source", "a compile error"],
+    ids=["a missing source", "a compile error", "no compiler", "no compiler for torch"],
 )
 def test_setup_py_ends_with_the_text_alone(
     project: Callable[..., Path],
@@ -88,7 +94,74 @@ def test_setup_py_ends_with_the_text_alone(
     said: str,
 ) -> None:
     root = project(f"spoilt_{len(module)}", module)
-    spoil(root)
-    done = setup_py(root, "build_ext")
-    assert done.returncode != 0 and said in done.stderr
-    assert "Traceback" not in done.stderr[done.stderr.index("error: spoilt_") :], done.stderr[-2000:]
+    variables = spoil(root)
+    done = setup_py(root, "build_ext", **(variables if isinstance(variables, dict) else {}))
+    assert done.returncode != 0
+    text = done.stderr[done.stderr.index("error: spoilt_") :]
+    assert re.search(said, text), text
+    assert "Traceback" not in text and len(text.splitlines()) < 9, text
+
+
+# setup.py as it is read: by this name, and by pip's backend.
+READ = "import runpy, sys, warnings; warnings.simplefilter('ignore'); sys.argv = ['setup.py', 'build_ext']\n"
+NO_TORCH = """
+class NoTorch:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, NoTorch())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("", r"error: setup\.py asks for CUDA\n  found   (torch .*, a CPU build|no CUDA toolkit).*\n  needed"),
+        (NO_TORCH, r"error: setup\.py imports torch\n  found   no torch in the environment"),
+    ],
+    ids=["FORCE_CUDA on a machine without CUDA", "no torch"],
+)
+def test_what_torch_raises_before_any_command_is_one_text(before: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text(
+        "from precast.build import BuildExtension\n"
+        "import torch.utils.cpp_extension as of_torch\n"
+        "of_torch.CUDA_HOME = None\n"
+        "of_torch.CUDAExtension('forced_ops.fused', ['fused.cu'])\n"
+    )
+    env = spawn.environ(PYTHONPATH=CHECKOUT / "pkg", FORCE_CUDA="1")
+    code = f"{READ}{before}runpy.run_path('setup.py', run_name='__main__')"
+    done = spawn.python("-c", code, cwd=tmp_path, env=env, status=1)
+    assert re.search(said, done.stderr) and "Traceback" not in done.stderr, done.stderr
+    assert failing.explained(OSError("another")) == failing.explained(ModuleNotFoundError(name="numpy")) == ""
+
+
+def test_no_cuda_toolkit_is_said_with_the_version_that_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: SimpleNamespace(torch=TORCH))
+    said = failing.explained(OSError("CUDA_HOME environment variable is not set."))
+    assert "found   no CUDA toolkit" in said and "wheels --torch 2.13 --cuda cu130" in said
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.wheel
+def test_the_setuptools_of_an_old_ubuntu(project: Callable[..., Path], kept_folder: Callable[[str], Path]) -> None:
+    """A wheel, and the editable install that the pip of that day asks for; a later Python has no such setuptools."""
+    version = "59.6.0" if sys.version_info < (3, 12) else "66.1.0"
+    site = kept_folder(f"setuptools-{version}")
+    if not (site / "setuptools").is_dir():
+        for wanted in (f"setuptools=={version}", "wheel==0.37.1"):
+            fetched.pip_install(wanted, site)
+    root = project("old_ops", STABLE_MODULE, CLASSIC_MODULE)
+    (root / "dev").mkdir()
+    env = spawn.environ("PRECAST_LABEL", PYTHONPATH=f"{site}:{root / 'dev'}:{CHECKOUT / 'pkg'}", MAX_JOBS=2)
+    for command in (("bdist_wheel",), ("develop", "--install-dir", "dev", "--no-deps")):
+        spawn.python("-W", "ignore", "setup.py", "-q", *command, cwd=root, env=env)
+    (wheel,) = (root / "dist").glob("*.whl")
+    assert audit.audit(wheel)[0] == []
+    code = (
+        "import torch\nfrom old_ops import fused, scale\n"
+        "print(fused.threads() > 0, torch.ops.old_ops.scale(torch.ones(2)).tolist())"
+    )
+    env = spawn.environ(PYTHONPATH=f"{root}:{CHECKOUT / 'pkg'}")
+    assert spawn.python("-c", code, cwd=root / "dev", env=env).stdout == "True [3.0, 3.0]\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -140,7 +141,14 @@ def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py:
     assert (root / "bound_ops" / "_C" / "build_info.json").is_file()
     code = "from bound_ops import fused; print(fused.threads(), fused.__file__)"
     where = f"import sys; sys.path[:0] = {[str(root), *sys.path]!r}\n"
-    assert str(root / "bound_ops" / "_C" / "host") in spawn.python("-c", where + code, cwd=tmp_path).stdout
+    said = spawn.python("-c", where + code, cwd=tmp_path)
+    assert str(root / "bound_ops" / "_C" / "host") in said.stdout and "older" not in said.stderr
+    later = (root / "bound_ops" / "fused.py").stat().st_mtime + 1
+    os.utime(root / "csrc" / "fused.cpp", (later, later))
+    said = spawn.python("-c", where + code, cwd=tmp_path)
+    assert f"bound_ops.fused is older than {root}/csrc/fused.cpp" in said.stderr, said.stderr
+    assert f"pip install --no-build-isolation --no-deps --editable {root}" in said.stderr
+    assert setup_py(root, "build_ext", "--inplace").returncode == 0, "the guard of an editable install is a guard"
 
 
 # What a build would do that names its wheels after torch by itself.

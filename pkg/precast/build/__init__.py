@@ -37,6 +37,7 @@ Signatures::
     labelled(version, extensions) -> "1.0+cu130.torch2.13", or the plain version if one wheel serves every torch
     guard(module): called by guard modules; load_library(package, name) does the same without a guard module
     answer(): called by the package of a guarded wheel, so that torch.ops.load_library opens what is behind a guard
+    editable(module, file, root, sources): called by the modules of an editable install, warns if a source is newer
     launcher(module, entries, ops): called by the module that is made of a DeviceExtension
     images(package, name) -> {GPU index: Image} of a DeviceExtension, for the visible GPUs
 """
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from precast._cubin.launcher import launcher
     from precast._load.answers import answer
     from precast._load.downstream import guard, images, load_library
+    from precast._load.edited import editable
     from precast.build.command import BuildExtension
     from precast.build.extensions import DeviceExtension, StableExtension, ext_modules, labelled
 
@@ -56,6 +58,7 @@ __all__ = [
     "DeviceExtension",
     "StableExtension",
     "answer",
+    "editable",
     "ext_modules",
     "guard",
     "images",
@@ -71,6 +74,7 @@ _HOMES = {
     "StableExtension": "precast.build.extensions",
     "ext_modules": "precast.build.extensions",
     "answer": "precast._load.answers",
+    "editable": "precast._load.edited",
     "labelled": "precast.build.extensions",
     "guard": "precast._load.downstream",
     "launcher": "precast._cubin.launcher",

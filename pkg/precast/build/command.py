@@ -17,15 +17,16 @@ from setuptools.errors import CCompilerError, SetupError
 
 from precast._abi.build_info import BuildMode, HostFile
 from precast._abi.label import Label
-from precast._builder import provenance, toolchain
-from precast._load import prebuilt, probe
+from precast._builder import failure, provenance, toolchain
+from precast._load import edited, prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import device, facts, guarding, ownership, preflight, registrations, wheel
+from precast.build import device, facts, failing, guarding, ownership, preflight, registrations, wheel
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.build.finished import Finished, Folder
 from precast.errors import KernelError
 
 _OURS = (StableExtension, DeviceExtension)
+failing.explain_uncaught()  # whatever setup.py does next
 
 
 class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
@@ -146,10 +147,14 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def copy_extensions_to_source(self) -> None:
         """Copy everything next to the sources, because an editable install imports from there."""
+        modules = {_guard(extension): [*extension.sources, *extension.depends] for extension in self.extensions}
         for relative in self._made:
             target = self._in_source(relative)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(self.build_lib) / relative, target)
+            if relative in modules:
+                with target.open("a", encoding="utf-8") as file:
+                    file.write(edited.LINE.format(root=str(Path.cwd()), sources=modules[relative]))
 
     def get_outputs(self) -> list[str]:
         """Every file that this command wrote."""
@@ -185,13 +190,14 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         if self._settings.debug:
             for extension in self.extensions:
                 _make_debug(extension)
+        said: list[str] = []
         try:
-            super().build_extensions()
+            with failing.heard() as said:
+                super().build_extensions()
         except (CCompilerError, RuntimeError) as error:  # torch's command raises the second for ninja
             names = ", ".join(extension.name for extension in self.extensions)
-            raise KernelError(
-                f"{names} cannot be compiled; the compiler's messages are above\n  found   {str(error).splitlines()[0]}"
-            ) from error
+            cause = failure.first_error("".join(said) or str(error))
+            raise KernelError(f"{names} cannot be compiled\n  found   {cause}; all messages are above") from error
 
     def _guard(self, every: Iterable[Extension]) -> None:
         """Put everything behind guards, as ``python -m precast.build guard`` does with a finished wheel."""
