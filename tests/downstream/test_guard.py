@@ -13,20 +13,24 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildInfo
+from precast._abi.build_info import BuildInfo, HostFile
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Gpu, Host
+from precast._abi.label import Label
 from precast._abi.settings import Settings
+from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
 from precast._load import answers, downstream, probe
 from precast.build import __main__ as build_main
-from precast.build import guarding
-from precast.errors import PrebuiltRefused
+from precast.build import guarding, platforms
+from precast.build.finished import Finished, Folder
+from precast.errors import KernelError, PrebuiltRefused
 from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
@@ -395,3 +399,59 @@ def test_the_line_goes_behind_docstring_and_future_imports() -> None:
         made = guarding.answering((before + after).encode())
         assert guarding.ANSWER in made and made.startswith(before.encode()) and guarding.answering(made) == made
         compile(made, "made", "exec")
+
+
+LIBRARY = HostFile(
+    "host/a.so",
+    "a" * 64,
+    1,
+    Exact(Release(2, 13), True),
+    "x86_64",
+    ("libc10.so", "libc.so.6"),
+    Release(2, 17),
+    "3.4.21",
+    (),
+    ("a",),
+)
+
+
+@pytest.mark.parametrize(
+    ("glibc", "glibcxx", "wanted"),
+    [
+        (5, "3.4", "2_17"),
+        (17, "3.4.22", "2_24"),
+        (28, "3.4.24", "2_28"),
+        (29, "3.4.30", "2_35"),
+        (38, "3.4.29", "2_38"),
+    ],
+)
+def test_the_manylinux_tag_is_what_the_libraries_need(glibc: int, glibcxx: str, wanted: str) -> None:
+    file = replace(LIBRARY, glibc=Release(2, glibc), glibcxx=glibcxx)
+    assert platforms.manylinux("linux_aarch64", [file]) == f"manylinux_{wanted}_aarch64"
+    assert platforms.manylinux("manylinux_2_41_x86_64", [file]) == "manylinux_2_41_x86_64", "a promise is kept"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"needed": ("libopenblas.so.0",)}, "found   libopenblas.so.0\n"),
+        ({"glibcxx": "3.4.99"}, "found   GLIBCXX_3.4.99"),
+    ],
+)
+def test_a_library_outside_of_every_policy_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(KernelError, match=why):
+        platforms.manylinux("linux_x86_64", [replace(LIBRARY, **change)])
+
+
+def test_of_two_builds_on_the_stable_abi_either_one_serves(tmp_path: Path) -> None:
+    other = replace(LIBRARY, path="host/b.so", sha256="b" * 64)
+    with pytest.raises(KernelError, match=r"a for torch-2\.13-cxx1, Python none, in one and two"):
+        guarding._twin(other, Path("two"), {LIBRARY.path: (LIBRARY, Path("one"))})
+    stable = [replace(file, abi=Stable(Release(2, 10))) for file in (LIBRARY, other)]
+    one, two = (
+        Finished(tmp_path, "a", "1", "linux_x86_64", Label(""), {}, {"a/_C": Folder((file,), (), {file.path: b""})})
+        for file in stable
+    )
+    for group in ([one, two], [two, one]):
+        info, data = guarding._merged(group, "a/_C")
+        assert info.host == (stable[0],) and set(data) == {"host/a.so"}, "the same in any order"

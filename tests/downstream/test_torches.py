@@ -14,7 +14,7 @@ from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast.build import __main__ as build_main
-from precast.build import environments, planning, wheels
+from precast.build import compilers, environments, planning, wheels
 from precast.build.environments import Environment
 from precast.errors import KernelError
 from tests.kit import spawn
@@ -225,3 +225,27 @@ def test_the_plan_counts_libraries_and_says_what_makes_them_fewer(tmp_path: Path
     assert "fewer: 1 library for all torches from 2.10 on" in said and "1 .cu files include all of torch" in said
     assert 'TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"' in said
     assert "fewer" not in planning.plan(tree, wheels.jobs_of("2.9", ""), settings)
+
+
+def test_a_list_of_gpus_replaces_that_of_a_package(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for part in ("bin/nvcc", "bin/ptxas", "include/cuda.h"):
+        (home / part).parent.mkdir(parents=True, exist_ok=True)
+        (home / part).write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+        (home / part).chmod(0o755)
+    assert compilers.write_cuda_home(tmp_path / "unused", home, ()) == home
+    targets = [GpuTarget.parse(text) for text in ("sm_80", "sm_90a", "compute_90")]
+    made = compilers.write_cuda_home(tmp_path / "made", home, targets)
+    assert (made / "include" / "cuda.h").is_file() and (made / "bin" / "ptxas").is_file()
+    wanted = "-gencode|arch=compute_80,code=sm_80|-gencode|arch=compute_90a,code=sm_90a|"
+    wanted += "-gencode|arch=compute_90,code=compute_90|"
+    own = ["-gencode", "arch=compute_75,code=sm_75", "--generate-code=arch=compute_70,code=sm_70"]
+    assert spawn.run(made / "bin" / "nvcc", "-O3", *own, "a b.cu").stdout == f"-O3|a b.cu|{wanted}"
+    assert spawn.run(made / "bin" / "nvcc", "--version").stdout == "--version|"
+    assert (home / "bin" / "nvcc").read_text().startswith("#!/bin/sh\nprintf"), "the toolkit itself stays"
+
+
+def test_only_what_builds_left_at_the_top_is_left_out(tmp_path: Path) -> None:
+    names = ["build", "dist", "a.so", "a.cpp", "x.egg-info"]
+    assert wheels._left(tmp_path, str(tmp_path), names) & set(names) == {"build", "dist", "a.so", "x.egg-info"}
+    assert wheels._left(tmp_path, str(tmp_path / "pkg"), names) == {"a.so", "x.egg-info"}

@@ -14,6 +14,10 @@ from typing import Any
 
 import yaml
 
+# What a workflow for other repositories runs: an installed precast, in an environment of its own.
+FOR_OTHERS = "wheels.yml"
+INSTALLED = '"$RUNNER_TEMP/precast/bin/python" -m '
+INSTALL = f'{INSTALLED}pip install --no-deps "$PRECAST"'
 SHELL = re.compile(r"\$\(|\$\{\{|[;&|`<>\n]")  # "${{" would paste text of a stranger into a shell
 WRITES = "write"
 FORBIDDEN_TRIGGERS = {"pull_request_target", "workflow_run", "issue_comment"}
@@ -25,6 +29,7 @@ class Known:
     """What the laws compare with: the verbs, the targets of make, and the parts that wheels of the plan take."""
 
     verbs: Collection[str]
+    author_verbs: Collection[str]
     targets: Collection[str]
     parts: Collection[str]
 
@@ -86,10 +91,16 @@ def verbs_only(workflows: Set, known: Known) -> Iterator[str]:
             if command is None:
                 continue
             verb = re.match(r"python3? -m tools ([\w-]+)", command)
+            author = re.match(re.escape(INSTALLED) + r"precast\.build ([\w-]+)", command)
+            install = command == INSTALL or re.fullmatch(r'python3? -m venv "\$RUNNER_TEMP/precast"', command)
             target = re.fullmatch(r"make ([\w-]+)(?: [A-Z]+=(?:\"[^\"]*\"|\S+))*", command)
             if SHELL.search(command):
                 yield f"{where}: more than one command, or an expression in it: {command!r}"
-            elif not (verb and verb[1] in known.verbs) and not (target and target[1] in known.targets):
+            elif not (
+                (verb and verb[1] in known.verbs)
+                or (target and target[1] in known.targets)
+                or (workflow.name == FOR_OTHERS and (install or (author and author[1] in known.author_verbs)))
+            ):
                 yield f"{where}: neither a verb of tools nor a target of make: {command!r}"
 
 

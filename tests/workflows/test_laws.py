@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import matrix
+from precast.build import __main__ as build_main
 from tests.workflows import laws
 from tools.__main__ import VERBS
 from tools.shared.cells import expand
@@ -18,7 +19,9 @@ TARGETS = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="
 assert TARGETS is not None
 MATRIX = matrix.load(ROOT / "matrix.toml")
 PLAN = expand(MATRIX, MATRIX.event("release"))
-KNOWN = laws.Known(VERBS, TARGETS[1].split(), {name for cell in PLAN.wheel for name in (*cell.device, *cell.host)})
+KNOWN = laws.Known(
+    VERBS, build_main.VERBS, TARGETS[1].split(), {name for cell in PLAN.wheel for name in (*cell.device, *cell.host)}
+)
 UPLOAD = "actions/upload-artifact@043fb46d1a93c77aae656e7c1c64a875d1fc6a0a # v7.0.1"
 
 
@@ -35,6 +38,9 @@ BROKEN = [
     ("ci.yml", "run: make lint", "run: ruff check .", "neither a verb of tools nor a target of make"),
     ("ci.yml", "run: make lint", "run: make lent", "neither a verb of tools nor a target of make"),
     ("_device.yml", "tools device", "tools devise", "neither a verb of tools nor a target of make"),
+    ("wheels.yml", "precast.build guard", "precast.build gard", "neither a verb of tools nor a target of make"),
+    ("wheels.yml", '--no-deps "$PRECAST"', '"$PRECAST" "$TORCH"', "neither a verb of tools nor a target of make"),
+    ("ci.yml", "run: make lint", f"run: '{laws.INSTALL}'", "neither a verb of tools nor a target of make"),
     ("_device.yml", "--out build/parts", "--out build/parts && ls", "more than one command"),
     ("_device.yml", '"$LABEL"', "${{ matrix.label }}", "an expression in it"),
     ("ci.yml", "permissions: {}", "permissions: write-all", "must have no permissions"),

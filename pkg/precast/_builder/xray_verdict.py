@@ -29,7 +29,7 @@ FOREIGN = re.compile(
     r"|cu[a-z]\w*|nv\w*|nccl\w*|stdc\+\+|gcc_s|python[\d.]*)([.-][\w.+-]*)?\.so[\w.-]*"
 )
 # What torch, CUDA's packages and the system provide (PEP 600's libraries, and Python's own).
-_PROVIDED = re.compile(
+PROVIDED = re.compile(
     FOREIGN.pattern + r"|lib(c|m|dl|rt|pthread|util|nsl|resolv|z|expat|X11|Xext|Xrender|ICE|SM|GL|shm|mkl\w*"
     r"|gobject-2\.0|gthread-2\.0|glib-2\.0)\.so[\w.-]*|ld-linux[\w.-]*"
 )
@@ -103,7 +103,7 @@ def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
             if name in there and there[name].path not in seen:
                 left.append(there[name])
                 seen[left[-1].path] = _judge(contents, left[-1], machine)
-            elif name not in there and not _PROVIDED.fullmatch(name):
+            elif name not in there and not PROVIDED.fullmatch(name):
                 seen[name] = Verdict("unknown", (f"needs {name}, which is not in the wheel and not torch's",))
     first, *others = seen.items()
     order = ("no", "unknown", "yes")

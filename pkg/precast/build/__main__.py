@@ -1,8 +1,11 @@
 """``python -m precast.build``: the options of a build for a Makefile, or the audit of a finished wheel.
 
-``python -m precast.build guard WHEEL... -o DIR`` puts libraries behind guards, and merges wheels.
-``python -m precast.build wheels SOURCE --torch 2.13,2.14`` builds a package for several torches, as one guarded wheel.
 ``python -m precast.build init NAME`` writes a complete small package.
+``python -m precast.build wheels SOURCE --torch 2.13,2.14`` builds a package for several torches, as one guarded wheel.
+``python -m precast.build guard WHEEL... -o DIR`` puts libraries behind guards, and merges wheels.
+``python -m precast.build test WHEEL --torch 2.13 --tests PATH`` runs tests against a wheel in a clean environment.
+``python -m precast.build index WHEEL... -o SITE`` writes the pages of a package index.
+``python -m precast.build ship packages.toml`` does all of that for packages of the package index.
 
 Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
 """
@@ -15,14 +18,25 @@ if __name__ == "__main__":
     python.leave_here()
 
 import argparse
+import importlib
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from precast._abi.settings import Settings
 from precast.build import audit, flags
 from precast.errors import KernelError
 
+# A verb imports no other one: most need what a Makefile's build does not have.
+VERBS = {
+    "init": "precast.build.scaffold",
+    "wheels": "precast.build.wheels",
+    "guard": "precast.build.guarding",
+    "test": "precast.build.trying",
+    "index": "precast.build.index",
+    "ship": "precast.build.shipping",
+}
 _GROUPS = {
     "cflags": (flags.cflags, "options for a C++ file"),
     "cuda_flags": (flags.cuda_flags, "options for nvcc and a .cu file"),
@@ -33,18 +47,9 @@ _GROUPS = {
 
 def main(arguments: list[str]) -> int:
     """Print the requested options on one line, audit wheels, or guard them."""
-    if arguments[:1] == ["guard"]:
-        from precast.build import guarding
-
-        return guarding.main(arguments[1:])
-    if arguments[:1] == ["init"]:
-        from precast.build import scaffold
-
-        return scaffold.main(arguments[1:])
-    if arguments[:1] == ["wheels"]:
-        from precast.build import wheels
-
-        return wheels.main(arguments[1:])
+    if arguments[:1] and arguments[0] in VERBS:
+        verb: Callable[[list[str]], int] = importlib.import_module(VERBS[arguments[0]]).main
+        return verb(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)

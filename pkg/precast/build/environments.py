@@ -23,7 +23,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, TorchVersion
 from precast._builder import failure, lock, process, python, roots, toolchain
-from precast.build import preflight
+from precast.build import compilers, preflight
 from precast.errors import KernelError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,16 +31,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 _FOREIGN = ("PYTHON", "PRECAST_LABEL", "VIRTUAL_ENV", "FORCE_", "CUDA_HOME", "CMAKE_PREFIX_PATH")
 _READY = ".ready"
 _TOOLS = ("setuptools<82", "wheel", "ninja")  # torch 2.12 and older do not accept a later setuptools
-# A compiler that speaks the C++ of torch's headers, although a package asks for an older one, and that writes neither a
-# folder of this machine nor, if none is asked for by PRECAST_DEBUG=1, what a debugger reads into a library.
-_COMPILER = """#!/bin/sh
-for word; do
-    shift
-    case $word in {older}) word=-std=c++{standard} ;; esac
-    set -- "$@" "$word"
-done
-exec {compiler} "$@" {debug} "-ffile-prefix-map={folder}=/build" "-ffile-prefix-map={site}=/site"
-"""
 _ASKED = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
 
 
@@ -186,6 +176,18 @@ def pip(interpreter: Path, *arguments: str) -> list[str]:
     return python.command("pip", "--python", str(interpreter), *arguments, "-q")
 
 
+def folder_with(requirements: Sequence[str], folder: Path, made: Environment, what: str) -> Path:
+    """A folder for PYTHONPATH with this precast and requirements; torch is in the environment."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "precast").exists():
+        (folder / "precast").symlink_to(PACKAGE)
+    wanted = [text for text in requirements if not re.match(r"(torch|precast)(?![\w.-])", text.strip())]
+    if wanted:
+        command = pip(made.python, "install", "--upgrade", "--target", str(folder), *wanted)
+        run(command, folder.parent, plain(os.environ), what)
+    return folder
+
+
 def _refuse_other(job: Job, own: Path) -> None:
     said = run([str(own), "-c", _ASKED], own.parent, plain(os.environ), f"torch {job.torch}")
     version, cuda = json.loads(said.splitlines()[-1])  # after warnings, such as about numpy
@@ -195,16 +197,14 @@ def _refuse_other(job: Job, own: Path) -> None:
 
 
 def variables(job: Job, made: Environment, requires: Path, work: Path, settings: Settings) -> dict[str, str]:
-    """The environment variables of a build: compilers, the list of GPUs, and the folders of what it requires."""
+    """The environment variables of a build: compilers, the list of GPUs, and the folders of what it requires.
+
+    A list of GPUs that the user names also replaces the ``-gencode`` options that a package writes itself.
+    """
     tools = work / "bin"
     tools.mkdir()
-    older = "|".join(f"-std={kind}++{old}" for kind in ("c", "gnu") for old in _older(job.standard))
-    for variable, fallback in (("CC", "gcc"), ("CXX", "g++")):
-        real = os.environ.get(variable) or fallback
-        places = {"folder": work, "site": made.site, "debug": "-g" if settings.debug else "-g0"}
-        text = _COMPILER.format(older=older, standard=job.standard, compiler=real, **places)
-        (tools / fallback).write_text(text, encoding="utf-8")
-        (tools / fallback).chmod(0o755)
+    places = {work: "/build", made.site: "/site"}
+    compilers.write_host(tools, job.standard, places, debug=settings.debug)
     jobs = str(toolchain.default_jobs(settings))
     found = {
         **plain(os.environ),
@@ -218,10 +218,11 @@ def variables(job: Job, made: Environment, requires: Path, work: Path, settings:
     }
     if made.cuda_home is None:
         return {**found, "FORCE_CUDA": "0", "CUDA_VISIBLE_DEVICES": ""}
-    targets = preflight.torch_form(targets_of(job.label, settings))
+    targets = targets_of(job.label, settings)
+    home = compilers.write_cuda_home(work / "cuda", made.cuda_home, targets if settings.targets() else ())
     standard = f"-std=c++{job.standard} {os.environ.get('NVCC_APPEND_FLAGS', '')}".strip()
-    cuda = {"CUDA_HOME": str(made.cuda_home), "CUDACXX": str(made.cuda_home / "bin" / "nvcc"), "FORCE_CUDA": "1"}
-    return {**found, **cuda, preflight.ARCH_LIST: targets, "NVCC_APPEND_FLAGS": standard}
+    cuda = {"CUDA_HOME": str(home), "CUDACXX": str(home / "bin" / "nvcc"), "FORCE_CUDA": "1"}
+    return {**found, **cuda, preflight.ARCH_LIST: preflight.torch_form(targets), "NVCC_APPEND_FLAGS": standard}
 
 
 def targets_of(label: Label, settings: Settings) -> tuple[GpuTarget, ...]:
@@ -229,11 +230,6 @@ def targets_of(label: Label, settings: Settings) -> tuple[GpuTarget, ...]:
     own = (GpuTarget.parse(text) for text in toolkits.TARGETS[str(label)][1].split())
     arm = platform.machine() == "aarch64"
     return settings.targets() or tuple(target for target in own if arm or not target.capability.is_tegra)
-
-
-def _older(standard: int) -> tuple[str, ...]:
-    names = {"11": 11, "0x": 11, "14": 14, "1y": 14, "17": 17, "1z": 17}
-    return tuple(name for name, year in names.items() if year < standard)
 
 
 def plain(environ: Mapping[str, str]) -> dict[str, str]:

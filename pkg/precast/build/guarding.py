@@ -21,12 +21,12 @@ from typing import Any
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.label import Label
-from precast._abi.torch_abi import Exact
+from precast._abi.torch_abi import AbiKind, Exact
 from precast._abi.version import TorchVersion
 from precast._builder import wheel_file
 from precast._load import prebuilt
 from precast._version import __version__
-from precast.build import audit, finished, wheel
+from precast.build import audit, finished, platforms, wheel
 from precast.build.finished import Finished
 from precast.errors import KernelError
 
@@ -45,36 +45,53 @@ def main(arguments: Sequence[str]) -> int:
         "--torch", type=TorchVersion.parse, metavar="VERSION",
         help="the torch that built wheels which do not say it: 2.13.0 or 2.13.0+cu130",
     )  # fmt: skip
+    parser.add_argument(
+        "--manylinux", action="store_true", help="the manylinux tag that the libraries keep, for a plain Linux tag"
+    )
     options = parser.parse_args(arguments)
     try:
-        made = guard(options.wheels, options.out, options.torch)
-        refused = audit.report(made)
+        return int(not audited(options.wheels, options.out, options.torch, manylinux=options.manylinux))
     except KernelError as error:
         print(error, file=sys.stderr)
         return 2
-    if refused:
-        for path in made:
-            path.unlink()
-    return refused
 
 
-def guard(wheels: Iterable[Path], out: Path, torch: TorchVersion | None = None) -> list[Path]:
-    """Write one guarded wheel for each distribution, version and platform. KernelError says which wheels differ."""
+def audited(
+    wheels: Iterable[Path], out: Path, torch: TorchVersion | None = None, *, manylinux: bool = False
+) -> list[Path]:
+    """:func:`guard`, and the audit's report of its output. Empty, and no output is left, if the audit refused one."""
+    made = guard(wheels, out, torch, manylinux=manylinux)
+    if not audit.report(made):
+        return made
+    for path in made:
+        path.unlink()
+    return []
+
+
+def guard(
+    wheels: Iterable[Path], out: Path, torch: TorchVersion | None = None, *, manylinux: bool = False
+) -> list[Path]:
+    """Write one guarded wheel for each distribution, version and platform. KernelError says which wheels differ.
+
+    ``manylinux`` replaces a plain Linux tag by the manylinux tag that the libraries keep.
+    """
     groups: dict[tuple[str, str, str], list[Finished]] = {}
     for one in (finished.read(path, torch) for path in wheels):
         machine = "aarch64" if one.platform.endswith("aarch64") else "x86_64"
         groups.setdefault((one.name, one.version.partition("+")[0], machine), []).append(one)
     out.mkdir(parents=True, exist_ok=True)
-    return [_write(group, out) for _, group in sorted(groups.items())]
+    return [_write(group, out, manylinux) for _, group in sorted(groups.items())]
 
 
-def _write(group: list[Finished], out: Path) -> Path:
+def _write(group: list[Finished], out: Path, manylinux: bool) -> Path:
     first = group[0]
     made, infos = behind_guards(group)
     files = _same_files(group) | made
     files |= {where: answering(files[where]) for where in asking(files)}
     version, tag = _version(group), wheel.tag_of(infos)
-    platform = max((one.platform for one in group), key=_strictness)
+    platform = platforms.strictest(one.platform for one in group)
+    if manylinux:
+        platform = platforms.manylinux(platform, (file for info in infos for file in info.host))
     dist_info = f"{first.name}-{version}.dist-info"
     said = first.rest[f"{first.dist_info}/METADATA"].decode()
     said = said.replace(f"\nVersion: {first.version}\n", f"\nVersion: {version}\n", 1)
@@ -142,8 +159,11 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
     for one in group:
         part = one.folders.get(folder)
         for file in part.hosts if part is not None else ():
-            _refuse_twin(file, one.path, hosts)
-            hosts[file.path] = (file, one.path)
+            twin = _twin(file, one.path, hosts)
+            if twin is None or file.sha256 < twin.sha256:  # of two stable ones the same in any order
+                hosts[file.path] = (file, one.path)
+                if twin is not None:
+                    del hosts[twin.path]
         for image in part.device if part is not None else ():
             other = device.setdefault(image.name, image)
             if other != image:
@@ -161,30 +181,28 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
         host=tuple(file for _, (file, _) in sorted(hosts.items())),
         device=tuple(device.values()),
     )
-    return info, data
+    return info, {where: content for where, content in data.items() if where in info.files}
 
 
-def _refuse_twin(file: HostFile, path: Path, known: dict[str, tuple[HostFile, Path]]) -> None:
-    """Refuse a second library for the same torch, Python, CUDA and GPUs: nothing could choose between the two."""
+def _twin(file: HostFile, path: Path, known: dict[str, tuple[HostFile, Path]]) -> HostFile | None:
+    """Another library for the same torch, Python, CUDA and GPUs. On the stable ABI of torch either one serves.
+
+    Two that differ for one torch are refused: nothing could choose between them.
+    """
     for other, origin in known.values():
         alike = [(one.families, one.abi, one.python, one.cuda_major, one.code, one.cpu) for one in (file, other)]
         if alike[0] == alike[1] and file.sha256 != other.sha256:
+            if file.abi.kind is AbiKind.STABLE:
+                return other
             needed = "another torch, Python, CUDA or GPU target for each"
             raise _differ(f"{file.families[0]} for {file.abi}, Python {file.python}", origin, path, needed)
+    return None
 
 
 def _version(group: list[Finished]) -> str:
     """The version that all wheels have, and the torch that all are bound to as its local part."""
     public, locals_ = group[0].version.partition("+")[0], {one.local for one in group}
     return f"{public}+{local}" if len(locals_) == 1 and (local := locals_.pop()) else public
-
-
-def _strictness(platform: str) -> tuple[int, ...]:
-    """How much of a machine a platform tag asks for: a plain Linux tag promises nothing, so it comes last."""
-    numbers = re.findall(r"manylinux_(\d+)_(\d+)", platform)
-    if numbers:
-        return min(tuple(map(int, pair)) for pair in numbers)
-    return (2, 17) if "manylinux" in platform else (99,)
 
 
 def requiring(metadata: str, infos: Iterable[BuildInfo]) -> str:

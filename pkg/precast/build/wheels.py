@@ -12,25 +12,26 @@ import argparse
 import itertools
 import json
 import os
-import re
 import shutil
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._builder import tables, xray
 from precast._load import probe
-from precast.build import audit, environments, guarding, planning
+from precast.build import environments, guarding, planning
 from precast.build.environments import Environment, Job
 from precast.errors import KernelError
 
-_NOT_SOURCES = ("build", "dist", "_skbuild", "*.egg-info", "__pycache__", ".venv", ".git", "*.so", "*.o")
+# What earlier builds left: at the top of a package, and anywhere.
+_LEFT_AT_TOP, _LEFT = {"build", "dist", "_skbuild", ".venv", ".git"}, ("*.egg-info", "__pycache__", "*.so", "*.o")
+_THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # What a backend requires beside what pyproject.toml says (PEP 517), such as cmake.
 _HOOK = """
 import importlib, json, sys
@@ -42,14 +43,26 @@ print(json.dumps(getattr(backend, "get_requires_for_build_wheel", lambda: [])())
 """
 
 
+@dataclass(frozen=True)
+class Built:
+    """The guarded wheel of one torch: its libraries, their bytes, the seconds of the build and of its environment."""
+
+    wheel: Path
+    libraries: int
+    size: int
+    seconds: float
+    waited: float
+
+
 def main(arguments: Sequence[str]) -> int:
     """Build, guard and merge; or print the plan. Exit status 1: a build or the audit failed; 2: a bad argument."""
     parser = argparse.ArgumentParser(prog="python -m precast.build wheels", description=__doc__)
     parser.add_argument("source", type=Path, nargs="?", default=Path(), help="a folder or an sdist; default: here")
-    parser.add_argument("--torch", required=True, metavar="RELEASES", help="such as 2.13,2.14")
-    parser.add_argument("--cuda", default="", metavar="LABELS", help="such as cu126,cu130; default: without CUDA")
+    add_jobs(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
     parser.add_argument("--plan", action="store_true", help="print what would be built, and build nothing")
+    parser.add_argument("--outputs", type=Path, metavar="FILE", help="with --plan: add a matrix of jobs for GitHub")
+    parser.add_argument("--python", default="", metavar="RELEASES", help="of that matrix, such as 3.11,3.12")
     options = parser.parse_args(arguments)
     try:
         jobs = jobs_of(options.torch, options.cuda)
@@ -58,12 +71,32 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = probe.read_settings(building=True)
         with tempfile.TemporaryDirectory(prefix="precast-wheels-") as folder:
-            tree = _unpacked(options.source, Path(folder))
+            tree = unpacked(options.source, Path(folder))
             print(planning.plan(tree, jobs, settings), flush=True)
+            if options.plan and options.outputs is not None:
+                with options.outputs.open("a", encoding="utf-8") as file:
+                    file.write(f"matrix={json.dumps(matrix_of(jobs, options.python))}\n")
             return 0 if options.plan else _build(tree, jobs, options.out, Path(folder), settings)
     except (KernelError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """The arguments that :func:`jobs_of` takes."""
+    parser.add_argument("--torch", required=True, metavar="RELEASES", help="such as 2.13,2.14")
+    parser.add_argument("--cuda", default="", metavar="LABELS", help="such as cu126,cu130; default: without CUDA")
+
+
+def matrix_of(jobs: Sequence[Job], pythons: str) -> dict[str, list[dict[str, str]]]:
+    """The jobs as a matrix of GitHub's, once per Python: each entry has the arguments of one build."""
+    entries = []
+    for python in filter(None, (text.strip() for text in pythons.split(","))) if pythons else [_THIS_PYTHON]:
+        for job in jobs:
+            label = "" if job.label.cuda is None else str(job.label)
+            name = f"{job.name}-python{python}"
+            entries.append({"name": name, "python": python, "torch": str(job.torch), "cuda": label})
+    return {"include": entries}
 
 
 def jobs_of(torches: str, labels: str) -> tuple[Job, ...]:
@@ -75,7 +108,7 @@ def jobs_of(torches: str, labels: str) -> tuple[Job, ...]:
     return tuple(dict.fromkeys(itertools.starmap(Job, itertools.product(releases, wanted))))
 
 
-def _unpacked(source: Path, folder: Path) -> Path:
+def unpacked(source: Path, folder: Path) -> Path:
     """The folder of a package: as it is, or out of an sdist."""
     if source.is_file():
         try:
@@ -91,55 +124,47 @@ def _unpacked(source: Path, folder: Path) -> Path:
 
 
 def _build(tree: Path, jobs: Sequence[Job], out: Path, folder: Path, settings: Settings) -> int:
-    single = [_one(tree, job, folder / job.name, settings) for job in jobs]
-    made = guarding.guard(single, out)
-    refused = audit.report(made)
+    made = guarding.audited([build(tree, job, folder / job.name, settings).wheel for job in jobs], out)
     for path in made:
-        if refused:
-            path.unlink()
-        else:
-            print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
-    return refused
+        print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
+    return int(not made)
 
 
-def _one(tree: Path, job: Job, work: Path, settings: Settings) -> Path:
-    """The guarded wheel of one torch."""
+def build(tree: Path, job: Job, work: Path, settings: Settings, variables: Mapping[str, str] | None = None) -> Built:
+    """Build a package for one torch in the new folder ``work``, and guard it; ``variables`` are those of the package.
+
+    KernelError if a part of the environment cannot be had, if the build fails, or if no guard can stand for a library.
+    """
     start = time.perf_counter()
     made = environments.environment(job, settings)
     ready = time.perf_counter()
     work.mkdir(parents=True)
-    source = shutil.copytree(tree, work / "source", symlinks=True, ignore=shutil.ignore_patterns(*_NOT_SOURCES))
-    env = environments.variables(job, made, _requires(source, made, work), work, settings)
+    source = shutil.copytree(tree, work / "source", symlinks=True, ignore=lambda *listed: _left(tree, *listed))
+    env = environments.variables(job, made, _requires(source, made, work), work, settings) | dict(variables or {})
     command = environments.pip(made.python, "wheel", "--no-deps", "--no-build-isolation", "-w", str(work / "dist"))
     environments.run([*command, str(source)], work, env, f"{tree.name} for {job.name}")
     (wheel,) = (work / "dist").glob("*.whl")
-    libraries = xray.read(wheel).libraries
+    sizes = [len(one.data) for one in xray.read(wheel).libraries]
     (guarded,) = guarding.guard([wheel], work / "guarded", replace(job.torch, local=str(job.label)))
-    times = f"{time.perf_counter() - ready:.0f} s, its environment {ready - start:.0f} s"
-    megabytes = sum(len(one.data) for one in libraries) / 1e6
-    print(f"{job.name}: {len(libraries)} libraries, {megabytes:.2f} MB unpacked, {times}", flush=True)
-    return guarded
+    done = Built(guarded, len(sizes), sum(sizes), time.perf_counter() - ready, ready - start)
+    times = f"{done.seconds:.0f} s, its environment {done.waited:.0f} s"
+    print(f"{job.name}: {done.libraries} libraries, {done.size / 1e6:.2f} MB unpacked, {times}", flush=True)
+    return done
+
+
+def _left(tree: Path, folder: str, names: list[str]) -> set[str]:
+    return shutil.ignore_patterns(*_LEFT)(folder, names) | (_LEFT_AT_TOP if Path(folder) == tree else set())
 
 
 def _requires(source: Path, made: Environment, work: Path) -> Path:
     """A folder with what the package requires to build, by pyproject.toml and by its backend, and with this precast."""
-    folder, path = work / "requires", source / "pyproject.toml"
-    folder.mkdir()
-    (folder / "precast").symlink_to(environments.PACKAGE)
+    path = source / "pyproject.toml"
     section = tables.read_toml(path).get("build-system", {}) if path.is_file() else {}
-    _install(section.get("requires", ()), folder, source, made)
+    what = f"what {source.parent.name} requires to build"
+    folder = environments.folder_with(section.get("requires", ()), work / "requires", made, what)
     backend = section.get("build-backend", "setuptools")
     if not backend.startswith("setuptools") and "backend-path" not in section:
         env = {**environments.plain(os.environ), "PYTHONPATH": str(folder)}
         said = environments.run([str(made.python), "-c", _HOOK, backend], source, env, f"the backend {backend}")
-        _install(json.loads(said.splitlines()[-1]), folder, source, made)
+        environments.folder_with(json.loads(said.splitlines()[-1]), folder, made, what)
     return folder
-
-
-def _install(requirements: Sequence[str], folder: Path, source: Path, made: Environment) -> None:
-    """Install requirements into a folder, but for torch and precast, which are there."""
-    wanted = [text for text in requirements if not re.match(r"(torch|precast)(?![\w.-])", text.strip())]
-    if wanted:
-        command = environments.pip(made.python, "install", "--upgrade", "--target", str(folder), *wanted)
-        what = f"what {source.parent.name} requires to build"
-        environments.run(command, source.parent, environments.plain(os.environ), what)

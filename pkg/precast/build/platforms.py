@@ -1,0 +1,50 @@
+"""The platform tag of a wheel: the strictest of several, or the manylinux tag that its libraries keep (PEP 600)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from precast._abi.build_info import HostFile
+from precast._abi.version import dotted
+from precast._builder import xray_verdict
+from precast.errors import KernelError
+
+# The glibc of a manylinux policy, and the newest GLIBCXX that it allows (auditwheel's manylinux-policy.json).
+_POLICIES = ((17, 19), (24, 22), (27, 24), (31, 28), (34, 29), (35, 30), (39, 33))
+
+
+def strictest(platforms: Iterable[str]) -> str:
+    """The platform that asks most of a machine: a plain Linux tag promises nothing, so it comes last."""
+    return max(platforms, key=_strictness)
+
+
+def _strictness(platform: str) -> tuple[int, ...]:
+    numbers = re.findall(r"manylinux_(\d+)_(\d+)", platform)
+    if numbers:
+        return min(tuple(map(int, pair)) for pair in numbers)
+    return (2, 17) if "manylinux" in platform else (99,)
+
+
+def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
+    """``manylinux_2_34_x86_64`` instead of a plain Linux tag: the oldest glibc and libstdc++ that have all names.
+
+    KernelError for a library that needs one which neither the system, torch nor CUDA's packages provide.
+    """
+    if not platform.startswith("linux_"):
+        return platform
+    least = 17
+    for file in libraries:
+        foreign = [name for name in file.needed if not xray_verdict.PROVIDED.fullmatch(name)]
+        if foreign:
+            raise _refused(file, ", ".join(foreign), "libraries of the system, torch and CUDA's packages alone")
+        newest = dotted(file.glibcxx)[2:3] or (0,)
+        fitting = [glibc for glibc, allowed in _POLICIES if newest[0] <= allowed]
+        if not fitting:
+            raise _refused(file, f"GLIBCXX_{file.glibcxx}", "a compiler that a manylinux policy knows")
+        least = max(least, file.glibc.minor, min(fitting))
+    return f"manylinux_2_{least}_{platform.removeprefix('linux_')}"
+
+
+def _refused(file: HostFile, found: str, needed: str) -> KernelError:
+    return KernelError(f"{file.path} keeps no manylinux policy\n  found   {found}\n  needed  {needed}")

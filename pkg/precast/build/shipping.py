@@ -1,0 +1,175 @@
+"""``python -m precast.build ship packages.toml -o out``: from a list of packages to guarded wheels on an index page.
+
+For each package: fetch its archive from the package index and check its hash before it is unpacked, build it once per
+torch, guard and merge, run its tests in each torch, and add the wheel to the index at ``out/site``. No source changes.
+Tests of a build with CUDA run where there is the driver of a GPU.
+``out/report.json`` and ``out/report.md`` say what was built. A build is kept in ``out/parts``, so that the same command
+goes on where it was interrupted; remove that folder to build everything again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from precast._abi.settings import Settings
+from precast._load import gpus, probe
+from precast._version import __version__
+from precast.build import environments, guarding, index, orders, trying, wheels
+from precast.build.environments import Job
+from precast.build.orders import Order
+from precast.build.trying import Tried
+from precast.build.wheels import Built
+from precast.errors import KernelError
+
+_COLUMNS = ("package", "label", "before", "torch releases in one wheel", "MB", "minutes", "tests in each torch")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ship the packages of a list. Exit status 1: one was not fetched, built or accepted, or a test of it failed."""
+    parser = argparse.ArgumentParser(prog="python -m precast.build ship", description=__doc__)
+    parser.add_argument("list", type=Path, help="the packages, as precast.build.orders describes them")
+    parser.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the packages in the list")
+    options = parser.parse_args(arguments)
+    try:
+        chosen = [one for one in orders.read(options.list) if options.only is None or one.name in options.only]
+        missing = sorted(set(options.only or ()) - {one.name for one in chosen})
+        if missing or not chosen:
+            raise KernelError(f"{options.list} has no package {', '.join(missing) or 'at all'}")
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = [one.name for one in chosen if not _ship(one, options.out.resolve())]
+    if failed:
+        print(f"not shipped: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def _ship(order: Order, out: Path) -> bool:
+    """Ship one package; whether all of it passed. The next package does not depend on it."""
+    print(f"{order.name} {order.version}, {order.label or 'several labels'}", flush=True)
+    try:
+        settings = probe.read_settings(building=True)
+        settings = replace(settings, arch_list=order.gpus or settings.arch_list)
+        archive = fetched(order, out / "archives", settings)
+        with tempfile.TemporaryDirectory(prefix="precast-ship-") as folder:
+            tree = wheels.unpacked(archive, Path(folder))
+            built = {job: _built(order, job, tree, out / "parts", settings) for job in order.jobs}
+            single = [one.wheel for one in built.values()]
+            merged = guarding.audited(single, Path(folder) / "merged", manylinux=True)
+            if not merged:
+                return False
+            tests = [_test(text, tree) for text in order.tests]
+            here = [job for job in order.jobs if tests and (job.label.cuda is None or gpus.driver_version())]
+            done = [trying.tried(merged[0], job, tests, order.requires, settings) for job in here]
+            if tests and not here:
+                print("  no test was run: there is no driver of a GPU", flush=True)
+            for one in done:
+                print(f"  {one}", flush=True)
+            if any(one.failed or not one.passed + one.skipped for one in done):
+                return False
+            (placed,) = index.add(merged, out / "site")
+    except (KernelError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return False
+    _report(_entry(order, built, done, placed), out)
+    print(f"  {placed}: {placed.stat().st_size / 1e6:.2f} MB", flush=True)
+    return True
+
+
+def fetched(order: Order, folder: Path, settings: Settings) -> Path:
+    """The archive of a package, from the package index by pip, which checks the hash before it unpacks anything.
+
+    pip then asks the build backend for the metadata, in the environment of the first torch. KernelError if there is no
+    such archive, or if it has another hash.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / order.sha256
+    if not kept.is_dir():
+        made = environments.environment(order.jobs[0], settings)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            wanted = Path(work) / "wanted.txt"
+            wanted.write_text(f"{order.name}=={order.version} --hash=sha256:{order.sha256}\n", encoding="utf-8")
+            options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--require-hashes", "-r", str(wanted))
+            command = environments.pip(made.python, "download", *options, "-d", f"{work}/got")
+            env = environments.plain(os.environ) | dict(order.variables)
+            environments.run(command, Path(work), env, f"{order.name} {order.version} from the package index")
+            (Path(work) / "got").rename(kept)
+    (archive,) = kept.iterdir()
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != order.sha256:
+        raise KernelError(f"{archive} was changed\n  found   sha256 {found}\n  fix     1) rm -r {kept}")
+    return archive
+
+
+def _built(order: Order, job: Job, tree: Path, parts: Path, settings: Settings) -> Built:
+    """The wheel of one torch: kept from an earlier run if nothing that decides its bytes differs, else built."""
+    targets = environments.targets_of(job.label, settings) if job.label.cuda is not None else ()
+    key = json.dumps([order.sha256, job.name, list(map(str, targets)), dict(order.variables), __version__])
+    kept = parts / f"{order.name}-{job.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    record = kept / "built.json"
+    if not record.is_file():
+        with tempfile.TemporaryDirectory(prefix="precast-part-") as work:
+            made = wheels.build(tree, job, Path(work) / "part", settings, order.variables)
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(parents=True)
+            shutil.move(made.wheel, kept / made.wheel.name)
+            record.write_text(json.dumps({**asdict(made), "wheel": made.wheel.name}) + "\n", encoding="utf-8")
+    said: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return Built(**{**said, "wheel": kept / said["wheel"]})
+
+
+def _test(text: str, tree: Path) -> Path:
+    return tree / text.removeprefix(orders.IN_ARCHIVE) if text.startswith(orders.IN_ARCHIVE) else Path(text)
+
+
+def _entry(order: Order, built: Mapping[Job, Built], done: Sequence[Tried], placed: Path) -> dict[str, Any]:
+    """What the report says of one package."""
+    return {
+        "name": order.name,
+        "version": order.version,
+        "sha256": order.sha256,
+        "label": order.label,
+        "gpus": order.gpus or "",
+        "before": order.before,
+        "wheel": placed.name,
+        "bytes": placed.stat().st_size,
+        "builds": {job.name: {"libraries": one.libraries, "seconds": round(one.seconds)} for job, one in built.items()},
+        "tests": {one.job.name: [one.passed, one.failed, one.skipped] for one in done},
+    }
+
+
+def _report(entry: Mapping[str, Any], out: Path) -> None:
+    """Put one package into the report, in the place of what an earlier run said of it."""
+    path = out / "report.json"
+    known: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    others = [one for one in known if (one["name"], one["label"]) != (entry["name"], entry["label"])]
+    whole = sorted([*others, entry], key=lambda one: (one["name"], one["label"]))
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (out / "report.md").write_text(table(whole), encoding="utf-8")
+
+
+def table(report: Sequence[Mapping[str, Any]]) -> str:
+    """The report as a table in Markdown."""
+    rows = [_COLUMNS, ("---",) * len(_COLUMNS)]
+    for one in report:
+        torches = ", ".join(name.partition("-")[0].removeprefix("torch") for name in one["builds"])
+        minutes = sum(build["seconds"] for build in one["builds"].values()) / 60
+        counts = {tuple(count) for count in one["tests"].values()}
+        tests = "; ".join(f"{ok} passed" + f", {skipped} skipped" * bool(skipped) for ok, _, skipped in sorted(counts))
+        name = f"{one['name']} {one['version']}"
+        label = one["label"] + f" ({one['gpus']})" * bool(one["gpus"])
+        size, took = f"{one['bytes'] / 1e6:.2f}", f"{minutes:.1f}"
+        rows.append((name, label, one["before"], torches, size, took, tests or "none was run"))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,127 @@
+"""``python -m precast.build test WHEEL --torch 2.13,2.14 --tests tests``: try a wheel in a clean environment per torch.
+
+An environment has that torch, the wheel, what its metadata and the tests require, and pytest: nothing else of this
+machine. The tests are copied away from their sources, so that they import what was installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from precast._abi.settings import Settings
+from precast._builder import failure, process
+from precast._load import probe
+from precast.build import environments, wheels
+from precast.build import wheel as wheel_rules
+from precast.build.environments import Job
+from precast.errors import KernelError
+
+_PYTEST = "pytest>=8"
+# Exit statuses of pytest: all passed, and some failed. Any other one is no result.
+_RAN = (0, 1)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The tests of a wheel in one torch; ``said`` is the first failure, or empty."""
+
+    job: Job
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    said: str
+
+    def __str__(self) -> str:
+        counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+        return f"{self.job.name}: {counts}, {self.seconds:.0f} s" + (f"\n  {self.said}" if self.said else "")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try wheels; print a line for each and torch. Exit status 1: a test failed, or none was there."""
+    parser = argparse.ArgumentParser(prog="python -m precast.build test", description=__doc__)
+    parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
+    wheels.add_jobs(parser)
+    parser.add_argument("--tests", type=Path, nargs="+", required=True, metavar="PATH", help="files or folders")
+    parser.add_argument("--requires", nargs="*", default=[], metavar="PACKAGE", help="what the tests need")
+    options = parser.parse_args(arguments)
+    try:
+        jobs = wheels.jobs_of(options.torch, options.cuda)
+    except ValueError as error:
+        parser.error(str(error))
+    settings, failed = probe.read_settings(building=True), False
+    try:
+        for wheel in options.wheels:
+            for job in jobs:
+                done = tried(wheel, job, options.tests, options.requires, settings)
+                print(f"{wheel.name}: {done}", flush=True)
+                failed |= bool(done.failed or not done.passed + done.skipped)
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return int(failed)
+
+
+def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str], settings: Settings) -> Tried:
+    """Run tests against a wheel in one torch. KernelError if the environment cannot be made, or if pytest does not run.
+
+    >>> tried(Path("dist/my_ops-1.0-py3-none-any.whl"), job, [Path("tests")], ["numpy"], Settings())  # doctest: +SKIP
+    """
+    made, start = environments.environment(job, settings), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="precast-test-") as folder:
+        work = Path(folder)
+        wanted = [*_requirements(wheel), *requires, _PYTEST]
+        site = environments.folder_with(wanted, work / "site", made, f"what the tests of {wheel.name} require")
+        options = ("--no-deps", "--upgrade", "--target", str(site), str(wheel.resolve()))
+        install = environments.pip(made.python, "install", *options)
+        environments.run(install, work, environments.plain(os.environ), f"{wheel.name} for {job.name}")
+        places = [_copied(path, work / "tests") for path in tests]
+        report = work / "done.xml"
+        command = [str(made.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        env = {**environments.plain(os.environ), "PYTHONPATH": str(site), "PRECAST_CACHE_DIR": str(work / "cache")}
+        shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(work / "tests"), *command, *places]
+        status, said = process.run(shell, log=work / "tests.log", environment=env, umask=process.INHERITED)
+        if status not in _RAN:
+            raise KernelError(
+                f"the tests of {wheel.name} did not run in {job.name}\n  found   {failure.first_error(said)}\n"
+                + "\n".join(f"    {line}" for line in said.splitlines()[-30:])
+            )
+        counts = _counts(report)
+    first = next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+    return Tried(job, *counts, time.perf_counter() - start, first)
+
+
+def _copied(path: Path, to: Path) -> str:
+    """Copy a test file or folder; return its name."""
+    to.mkdir(exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    elif path.is_file():
+        shutil.copy(path, to / path.name)
+    else:
+        raise KernelError(f"no test {path}\n  needed  a file or a folder that pytest runs")
+    return path.name
+
+
+def _requirements(wheel: Path) -> list[str]:
+    """What a wheel requires without extras, but for torch and precast."""
+    message = message_from_bytes(wheel_rules.metadata(wheel))
+    return [text for text in message.get_all("Requires-Dist", ()) if not re.search(r";.*\bextra\b", text)]
+
+
+def _counts(report: Path) -> tuple[int, int, int]:
+    """How many tests passed, failed and were skipped, from pytest's own report."""
+    (suite,) = ET.parse(report).getroot()
+    total, *bad, skipped = (int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped"))
+    return total - sum(bad) - skipped, sum(bad), skipped

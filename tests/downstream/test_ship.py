@@ -1,0 +1,222 @@
+"""One command ships packages of a list: fetched by hash, built, guarded, tested and put on an index page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from precast._abi.version import TorchVersion
+from precast._builder.tables import MatrixError
+from precast._load import gpus
+from precast.build import __main__ as build_main
+from precast.build import environments, orders, shipping, trying, wheels
+from precast.build.environments import Environment
+from precast.errors import KernelError
+from tests.downstream.conftest import CLASSIC
+from tests.kit import spawn
+from tests.kit.wheels import make_wheel
+
+SETUP = """
+import os
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+open(os.environ["ORPHAN_RAN"], "a").close()
+setup(
+    name="orphan-ops", version="1.0", packages=["orphan_ops"], cmdclass={"build_ext": BuildExtension},
+    ext_modules=[CppExtension("orphan_ops.fused", ["fused.cpp"], extra_compile_args=["-O0"])],
+)
+"""
+TEST = "from orphan_ops import fused\ndef test_threads(): assert fused.threads() > 0\n"
+LIST = """
+torch = ["{torch}"]
+[[package]]
+name = "orphan-ops"
+version = "1.0"
+sha256 = "{sha256}"
+variables = {{ ORPHAN_RAN = "{ran}" }}
+tests = ["test_threads.py", "sdist:own_tests"]
+before = "none"
+"""
+
+
+def this_torch() -> TorchVersion:
+    import torch
+
+    return TorchVersion.parse(torch.__version__)
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A list with a package of a package index, which is a folder here; its torch is the one of this environment."""
+    tree = tmp_path / "orphan-ops-1.0"
+    (tree / "orphan_ops").mkdir(parents=True)
+    (tree / "orphan_ops" / "__init__.py").touch()
+    (tree / "own_tests").mkdir()
+    (tree / "own_tests" / "test_own.py").write_text(TEST.replace("threads()", "own()", 1))
+    (tree / "setup.py").write_text(SETUP)
+    (tree / "fused.cpp").write_text(CLASSIC)
+    (tree / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: orphan-ops\nVersion: 1.0\n")
+    (tmp_path / "links").mkdir()
+    archive = tmp_path / "links" / "orphan_ops-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(tree, tree.name)
+    (tmp_path / "test_threads.py").write_text(TEST)
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    torch = str(this_torch().release)
+    (tmp_path / "list.toml").write_text(LIST.format(torch=torch, sha256=digest, ran=tmp_path / "ran"))
+    site = Path(sys.modules["torch"].__file__ or "").parents[1]
+    here = Environment(Path(sys.prefix), site, None, True)
+    monkeypatch.setattr(environments, "environment", lambda job, settings: here)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    return tmp_path / "list.toml"
+
+
+def ship(path: Path, *more: str) -> int:
+    return build_main.main(["ship", str(path), "-o", str(path.parent / "out"), *more])
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.wheel
+def test_a_package_of_a_list_is_shipped(
+    listed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ship(listed) == 0, capsys.readouterr().err
+    out = listed.parent / "out"
+    (report,) = json.loads((out / "report.json").read_text())
+    assert list(report["tests"].values()) == [[2, 0, 0]] and report["wheel"].startswith("orphan_ops-1.0")
+    assert "manylinux_2_" in report["wheel"]
+    assert f"| orphan-ops 1.0 | cpu | none | {this_torch().release}." in (out / "report.md").read_text()
+    index = (out / "site" / "cpu").as_uri()
+    options = ("--no-deps", "--no-cache-dir", "--target", str(listed.parent / "site"))
+    spawn.python("-m", "pip", "install", "-q", "--isolated", "--index-url", index, *options, "orphan-ops")
+    assert (listed.parent / "site" / "orphan_ops" / "fused.py").is_file()
+    # Without a GPU no test of a build with CUDA runs; the wheel is put on the index of its label.
+    (part,) = (out / "parts").glob("*/*.whl")
+    copy = Path(shutil.copy(part, listed.parent))
+    monkeypatch.setattr(wheels, "build", lambda *arguments: wheels.Built(copy, 1, 1, 1.0, 0.0))
+    monkeypatch.setattr(gpus, "driver_version", lambda: None)
+    cpu = listed.read_text()
+    listed.write_text(f'{cpu}cuda = ["cu130"]\n')
+    assert ship(listed) == 0
+    assert "no test was run: there is no driver of a GPU" in capsys.readouterr().out
+    assert [one["tests"] for one in json.loads((out / "report.json").read_text())][1] == {}
+    listed.write_text(cpu)
+    # The second run takes the archive and the build that are kept, and the same bytes may be put on the site again.
+    monkeypatch.setattr(wheels, "build", lambda *arguments: pytest.fail("built again"))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(listed.parent / "nowhere"))
+    assert ship(listed) == 0
+    shutil.rmtree(out / "site")
+    (listed.parent / "test_threads.py").write_text(TEST.replace("> 0", "< 0"))
+    capsys.readouterr()
+    assert ship(listed) == 1
+    said = capsys.readouterr()
+    assert "1 passed, 1 failed" in said.out and "not shipped: orphan-ops" in said.err
+    (listed.parent / "test_threads.py").write_text("import not_there\n")
+    assert ship(listed) == 1
+    assert "the tests of orphan_ops-1.0" in capsys.readouterr().err, "no test ran, which is no result"
+    assert not (out / "site").exists(), "what fails is not put on the index"
+    (archive,) = (out / "archives").glob("*/*.tar.gz")
+    archive.write_bytes(b"other")
+    assert ship(listed) == 1
+    assert "was changed\n  found   sha256" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+@pytest.mark.wheel
+def test_an_archive_with_another_hash_is_not_unpacked(listed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = listed.read_text()
+    listed.write_text(text.replace(text.partition('sha256 = "')[2][:64], "0" * 64))
+    assert ship(listed) == 1
+    assert "DO NOT MATCH THE HASHES" in capsys.readouterr().err
+    assert not (listed.parent / "ran").exists(), "no code of the archive ran"
+    assert not list((listed.parent / "out").rglob("*.whl"))
+
+
+BROKEN = [
+    ('name = "orphan-ops"', 'name = "--index-url"', "wanted the name of a package, found '--index-url'"),
+    ('version = "1.0"', 'version = "1.0 --hash"', "wanted a version, found"),
+    ("sha256 = ", 'sha256 = "12"\nbefore = ', "wanted 64 hexadecimal digits, found '12'"),
+    ('torch = ["', 'torch = ["9', "not a torch that is known"),
+    ("[[package]]", '[[package]]\ncuda = ["cu999"]', "not a CUDA label: 'cu999'"),
+    ("[[package]]", "[[package]]\ncuda = []", "no torch or no label is named"),
+    ("[[package]]", '[[package]]\nshell = "rm"', "nobody reads shell"),
+    ("[[package]]", 'shell = "rm"\n[[package]]', "nobody reads shell"),
+    ('"test_threads.py"', '"test_gone.py"', "list[orphan-ops].tests: no "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "why"), BROKEN)
+def test_a_list_with_a_mistake_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "test_threads.py").touch()
+    text = LIST.format(torch="2.13", sha256="0" * 64, ran="x")
+    assert old in text
+    path = tmp_path / "list"
+    path.write_text(text)
+    (order,) = orders.read(path)
+    assert (order.label, order.jobs[0].name) == ("cpu", "torch2.13.0-cpu")
+    path.write_text(
+        text.replace(old, new).replace('before = "none"', "") if "before" in new else text.replace(old, new)
+    )
+    with pytest.raises(MatrixError) as caught:
+        orders.read(path)
+    assert why.removeprefix("list[orphan-ops]") in str(caught.value)
+
+
+def test_two_entries_for_one_label_are_refused(tmp_path: Path) -> None:
+    entry = '[[package]]\nname = "a"\nversion = "1"\nsha256 = "' + "0" * 64 + '"\ntorch = ["2.13"]\n'
+    (tmp_path / "list").write_text(entry + entry + 'cuda = ["cu130"]\n')
+    assert [one.label for one in orders.read(tmp_path / "list")] == ["cpu", "cu130"]
+    (tmp_path / "list").write_text(entry * 2)
+    with pytest.raises(MatrixError, match="a is there twice for cpu"):
+        orders.read(tmp_path / "list")
+
+
+def test_a_package_that_the_list_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "list").write_text(
+        '[[package]]\nname = "a"\nversion = "1"\nsha256 = "' + "0" * 64 + '"\ntorch = ["2.13"]\n'
+    )
+    assert build_main.main(["ship", str(tmp_path / "list"), "-o", str(tmp_path / "out"), "--only", "b"]) == 2
+    assert "has no package b" in capsys.readouterr().err
+
+
+def test_the_table_of_a_report() -> None:
+    build = {"libraries": 2, "seconds": 90}
+    entry = {
+        "name": "ops", "version": "1.0", "label": "cu130", "gpus": "8.0", "before": "68 wheels", "bytes": 2_500_000,
+        "builds": {"torch2.13.0-cu130": build, "torch2.14.1-cu130": build}, "tests": {"torch2.13.0-cu130": [5, 0, 2]},
+    }  # fmt: skip
+    head, _, row = shipping.table([entry]).splitlines()
+    assert head.startswith("| package | label |")
+    assert row == "| ops 1.0 | cu130 (8.0) | 68 wheels | 2.13.0, 2.14.1 | 2.50 | 3.0 | 5 passed, 2 skipped |"
+    assert shipping.table([{**entry, "tests": {}}]).endswith("| none was run |\n")
+
+
+def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = make_wheel(tmp_path / "a", name="my_ops", requires=["torch"])
+    assert build_main.main(["index", str(first), "-o", str(tmp_path / "site")]) == 0
+    second = make_wheel(tmp_path / "b", name="my_ops", version="2.0")
+    assert build_main.main(["index", str(second), str(first), "-o", str(tmp_path / "site")]) == 0
+    page = (tmp_path / "site" / "all" / "my-ops" / "index.html").read_text()
+    assert page.count("<a ") == 2 and page.count("#sha256=") == 2 and 'data-requires-python="&gt;=3.10"' in page
+    assert '<a href="my-ops/">' in (tmp_path / "site" / "all" / "index.html").read_text()
+    other = make_wheel(tmp_path / "c", name="my_ops", requires=["numpy"])
+    assert build_main.main(["index", str(other), "-o", str(tmp_path / "site")]) == 1
+    assert "is there with other bytes" in capsys.readouterr().err
+    (tmp_path / "no.whl").write_bytes(b"x")
+    (tmp_path / "my_ops-3.0-py3-none-any.whl").write_bytes(b"x")
+    for name in ("no.whl", "my_ops-3.0-py3-none-any.whl"):
+        assert build_main.main(["index", str(tmp_path / name), "-o", str(tmp_path / "site")]) == 1
+
+
+def test_a_test_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match=r"no test .*gone\.py"):
+        trying._copied(tmp_path / "gone.py", tmp_path / "to")

@@ -1,0 +1,94 @@
+"""The workflow for other repositories, run by act on a package that ``precast.build init`` made; and on a laptop."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from precast._abi.settings import Settings
+from precast._builder.roots import default_root
+from precast.build import wheels
+from tests.kit import spawn
+from tests.workflows import act
+
+CALLER = act.ROOT / "examples" / "wheels.yml"
+NAME = "triangle_wave"
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def caller() -> str:
+    """The example of a caller, for this Python and the workflow of this checkout."""
+    text = CALLER.read_text(encoding="utf-8")
+    for old, new in (
+        ("OWNER/precast/", "./"),
+        ("@" + "0" * 40 + " # v1.0.0", ""),
+        ('"3.12"', f'"{HERE}"'),
+        ("wheels.yml", "_wheels.yml"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository that is not this one, and an index with the precast of this checkout."""
+    spawn.python("-m", "precast.build", "init", NAME, cwd=tmp_path)
+    repository = (tmp_path / NAME).rename(tmp_path / "repository")
+    folder = repository / ".github" / "workflows"
+    folder.mkdir(parents=True)
+    (folder / "wheels.yml").write_text(caller(), encoding="utf-8")
+    ours = (act.ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    (folder / "_wheels.yml").write_text(
+        re.sub(r"^( +)strategy:\n", r"\g<0>\1  max-parallel: 1\n", ours, flags=re.MULTILINE)
+    )
+    act.commit(repository)
+    source = act.copy_of(
+        act.ROOT,
+        tmp_path / "source",
+        r"pkg/|csrc/|matrix\.toml|pyproject\.toml|setup\.py|README\.md|LICENSE|MANIFEST\.in",
+    )
+    spawn.python("-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path / "links", source)
+    links = [str(tmp_path / "links"), *os.environ.get("PIP_FIND_LINKS", "").split()]
+    monkeypatch.setenv("PIP_FIND_LINKS", " ".join(links))
+    # The environments of torches are kept where other tests find them too.
+    torches = default_root(Settings.from_env(os.environ)) / "torches"
+    torches.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "builds").mkdir()
+    (tmp_path / "builds" / "torches").symlink_to(torches)
+    return tmp_path
+
+
+@pytest.mark.long
+@pytest.mark.act
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.wheel
+def test_a_package_of_another_repository_becomes_an_index(work: Path) -> None:
+    ran = act.run("wheels.yml", work, event="push", payload={"ref": "refs/tags/v1.0"})
+    assert ran.status == 0, ran.log
+    assert set(ran.results("")) == {"success"}
+    assert len(ran.results("test-torch2.1")) == 2 and len(ran.results("torch2.1")) == 4
+    (wheel,) = (ran.store / "artifacts" / "wheels").glob("*.whl")
+    assert wheel.name.startswith(f"{NAME}-1.0-") and "-manylinux_2_" in wheel.name
+    assert len(list((ran.store / "artifacts").glob("part-*/*.whl"))) == 2
+    assert [line.split()[0] for line in ran.published] == ["gh-action-pypi-publish"]
+    # The same on a laptop: the wheel is that of the workflow, byte for byte.
+    how = {"env": spawn.environ(PRECAST_CACHE_DIR=work / "builds"), "cwd": work, "timeout": 1200}
+    build = ("-m", "precast.build")
+    spawn.python(*build, "wheels", "repository", "--torch", "2.13,2.14", "-o", "dist", **how)
+    spawn.python(*build, "guard", *(work / "dist").glob("*.whl"), "-o", "out", "--manylinux", **how)
+    assert (work / "out" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_the_plan_is_a_matrix_of_jobs(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").touch()
+    arguments = [str(tmp_path), "--torch", "2.13,2.14", "--cuda", "cu130", "--plan", "--python", "3.11, 3.12"]
+    assert wheels.main([*arguments, "--outputs", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out").read_text()
+    assert text.startswith('matrix={"include": [{"name": "torch2.13.0-cu130-python3.11", "python": "3.11", ')
+    assert text.count('"cuda": "cu130"') == 4 and text.endswith("\n")
