@@ -246,8 +246,9 @@ void run_cpu(const Call& call, const Tensor& x, const Tensor& filter, const Tens
   work.results = h.up / divisor;
   work.vertical_phases = v.up / common_divisor(v.up, v.down);
   work.every = h.down / divisor;
-  const bool inner = call.last && (call.sizes[1] >= kFewChannels || (work.results == 1 && work.every == 1));
-  work.halves = work.every == 2 && !inner && call.number != kFloat64;
+  work.halves = work.every == 2 && call.number != kFloat64 && (!call.last || call.sizes[1] <= kChannels);
+  const bool one = work.results == 1 && (work.every == 1 || work.halves);
+  const bool inner = call.last && (call.sizes[1] >= kFewChannels || one);
   work.channels = inner ? call.sizes[1] : 1;
   work.vertical = v;
   work.horizontal = h;

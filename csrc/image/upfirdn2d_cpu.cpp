@@ -29,19 +29,18 @@ PRECAST_INLINE double of(const Factor& factor, double) { return factor.wide; }
 
 // ---- to[i] = to[i] + factor[0] from[0][i] + factor[1] from[1][i] + ..., in this order ----
 
-constexpr int64_t kMost = 4;  // terms at a time
+constexpr int64_t kMost = 6;  // terms at a time
 
 template <int kCount, class T, class Real>
 PRECAST_RARE void add_few(const T* const* from, const Real* factors, int64_t count, bool fresh, Real* to) {
-  const T *const a = from[0], *const b = from[kCount > 1 ? 1 : 0], *const c = from[kCount > 2 ? 2 : 0],
-                 *const d = from[kCount > 2 ? 3 : 0];
-  const auto of_a = both(factors[0]), of_b = both(factors[kCount > 1 ? 1 : 0]),
-             of_c = both(factors[kCount > 2 ? 2 : 0]), of_d = both(factors[kCount > 2 ? 3 : 0]);
+  const T* rows[kCount];
+  decltype(both(Real(0))) by[kCount];
+  for (int k = 0; k < kCount; ++k) rows[k] = from[k], by[k] = both(factors[k]);
   each_step<T>(count, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
-    auto sum = fma(of_a, span.load(a + i), fresh ? both(Real(0)) : in_order_of(load_block(to + i), a));
-    if constexpr (kCount > 1) sum = fma(of_b, span.load(b + i), sum);
-    if constexpr (kCount > 2) sum = fma(of_d, span.load(d + i), fma(of_c, span.load(c + i), sum));
-    store_block(to + i, in_memory_order(sum, a));
+    auto sum = fma(by[0], span.load(rows[0] + i), fresh ? both(Real(0)) : in_order_of(load_block(to + i), rows[0]));
+#pragma GCC unroll 6
+    for (int k = 1; k < kCount; ++k) sum = fma(by[k], span.load(rows[k] + i), sum);
+    store_block(to + i, in_memory_order(sum, rows[0]));
   });
 }
 
@@ -54,9 +53,10 @@ PRECAST_INLINE void add_terms(int64_t terms, const Term& term, int64_t count, bo
   for (int64_t first = 0; first < terms;) {
     const T* from[kMost];
     Real factors[kMost];
-    const int64_t few = terms - first >= kMost ? kMost : terms - first >= 2 ? 2 : 1;
+    const int64_t left = terms - first, few = left >= kMost ? kMost : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     for (int64_t k = 0; k < few; ++k) term(first + k, &from[k], &factors[k]);
     (few == kMost ? add_few<kMost, T, Real>
+     : few == 4   ? add_few<4, T, Real>
      : few == 2   ? add_few<2, T, Real>
                   : add_few<1, T, Real>)(from, factors, count, fresh && first == 0, to);
     first += few;
@@ -107,16 +107,6 @@ PRECAST_RARE void add_rows(const Rows<T>& rows, int64_t at, int64_t count, Real*
   add_terms<T>(rows.count, term, count, true, to);
 }
 
-// Every second of `count` numbers, and the others.
-PRECAST_RARE void split(float* adjacent, int64_t count, float* even, float* odd) {
-  if (count % 2 != 0) adjacent[count] = 0;
-  for (int64_t i = 0; i < count; i += kBlock) {
-    const Pairs pairs = separate({load(adjacent + i), load(adjacent + i + kLanes)});
-    store(even + i / 2, pairs.first);
-    store(odd + i / 2, pairs.second);
-  }
-}
-
 // Both write whole vectors, so beyond `count` too.
 PRECAST_INLINE void clear(float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, broadcast(0.0f));
@@ -128,8 +118,15 @@ template <class T>
 PRECAST_INLINE void copy_row(const T* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, load_upto(from + i, count - i));
 }
+// Every second of `count` pixels, and the others, which lack one if `count` is odd. Each pixel is `channels` numbers.
 template <class T>
-PRECAST_INLINE void copy_halves(const T* from, int64_t count, float* even, float* odd) {
+PRECAST_RARE void copy_halves(const T* from, int64_t count, int64_t channels, float* even, float* odd) {
+  if (channels > 1) {
+    for (int64_t i = 0; i < count; ++i)
+      copy_row(from + i * channels, channels, (i % 2 ? odd : even) + i / 2 * channels);
+    if (count % 2) clear(odd + count / 2 * channels, channels);
+    return;
+  }
   for (int64_t i = 0; i < count; i += kBlock) {
     const Block natural = in_memory_order(load_block_upto(from + i, count - i), from);
     const Pairs pairs = separate({natural.first, natural.second});
@@ -137,7 +134,7 @@ PRECAST_INLINE void copy_halves(const T* from, int64_t count, float* even, float
     store(odd + i / 2, pairs.second);
   }
 }
-PRECAST_INLINE void copy_halves(const double*, int64_t, double*, double*) {}  // float64 has no halves
+PRECAST_INLINE void copy_halves(const double*, int64_t, int64_t, double*, double*) {}  // float64 has no halves
 PRECAST_INLINE void copy_row(const double* from, int64_t count, double* to) {
   for (int64_t i = 0; i < count; i += kDoubles) store_block(to + i, SomeDoubles{count - i}.load(from + i));
 }
@@ -176,16 +173,17 @@ PRECAST_INLINE Window window_of(const UpfirdnWork& work, const Group& group, con
 }
 
 // Calls row(at, count, to) for pieces of a row of x, which are the pixels of a window from element `at` on, or else
-// halves(at, count, to, other) for pixels that go to two buffers in turns. The rest of the buffers' row becomes zero.
+// halves(at, pixels, to, other) for pixels that go to two buffers in turns. The rest of the buffers' row becomes zero.
 template <class Real, class Row, class Halves>
 PRECAST_INLINE void each_piece(const UpfirdnWork& work, const Window& window, const Strip& strip, Real* to, Real* other,
                                const Row& row, const Halves& halves) {
   const int64_t channels = strip.channels, left = window.left, right = window.right;
   clear(to, left * channels);
   if (work.halves) {
-    clear(other, left);
-    halves(window.pixel, smaller(2 * (right - left), work.horizontal.in - window.pixel), to + left, other + left);
-    clear(other + right, window.all - right);
+    clear(other, left * channels);
+    halves(window.pixel * channels, smaller(2 * (right - left), work.horizontal.in - window.pixel),
+           to + left * channels, other + left * channels);
+    clear(other + right * channels, (window.all - right) * channels);
   } else if (work.every == 1 && channels == work.channels) {
     row(window.pixel * channels, (right - left) * channels, to + left * channels);
   } else {
@@ -218,8 +216,8 @@ PRECAST_RARE void fill_together(const UpfirdnWork& work, const T* x, const Group
     each_piece(
         work, window, strip, to, other,
         [&](int64_t at, int64_t count, Real* piece) PRECAST_EVERYWHERE { copy_row(from + at, count, piece); },
-        [&](int64_t at, int64_t count, Real* even, Real* odd)
-            PRECAST_EVERYWHERE { copy_halves(from + at, count, even, odd); });
+        [&](int64_t at, int64_t pixels, Real* even, Real* odd)
+            PRECAST_EVERYWHERE { copy_halves(from + at, pixels, strip.channels, even, odd); });
   };
   for (int64_t first = 0; first < classes; ++first) {
     for (int64_t k = first, place = first * each * pitch; k < strip.copies; k += classes, place += pitch)
@@ -252,10 +250,10 @@ PRECAST_RARE void fill(const UpfirdnWork& work, const T* x, const Group& group, 
     each_piece(
         work, window, strip, to, other,
         [&](int64_t at, int64_t count, Real* piece) PRECAST_EVERYWHERE { add_rows(rows, at, count, piece); },
-        [&](int64_t at, int64_t count, Real* even, Real* odd) PRECAST_EVERYWHERE {
+        [&](int64_t at, int64_t pixels, Real* even, Real* odd) PRECAST_EVERYWHERE {
           if constexpr (sizeof(T) < 8) {
-            add_rows(rows, at, count, buffers.adjacent);
-            split(buffers.adjacent, count, even, odd);
+            add_rows(rows, at, pixels * strip.channels, buffers.adjacent);
+            copy_halves<float>(buffers.adjacent, pixels, strip.channels, even, odd);
           }
         });
   }
