@@ -116,8 +116,8 @@ def in_one_memory(written: Any, other: Any, *, first: bool) -> tuple[Any, Any]:
     begin = -(-other.nbytes // 64) * 64 + 64
     at = (begin + written.nbytes - 1) // other.itemsize if first else -(-(begin + 1 - other.nbytes) // other.itemsize)
     room = torch.zeros(begin + written.nbytes + other.nbytes, dtype=torch.uint8, device=written.device)
-    starts = {begin: written, at * other.itemsize: other}
-    one, two = (room[i : i + t.nbytes].view(t.dtype).view(t.shape).copy_(t) for i, t in starts.items())
+    starts = ((begin, written), (at * other.itemsize, other))
+    one, two = (room[i : i + t.nbytes].view(t.dtype).view(t.shape).copy_(t) for i, t in starts)
     return one, two
 
 
