@@ -1,4 +1,6 @@
 // Cross entropy: checks, allocation, and the choice of a kernel.
+#include <initializer_list>
+
 #include "../common/cpu_level.h"
 #include "../common/row_policy.h"
 #include "args.h"
@@ -175,6 +177,26 @@ LossRows check_logits(const char* op, const Named& logits) {
   return work;
 }
 
+// What is read besides the rows.
+struct Read {
+  const char* name;
+  const void* data;
+  int64_t bytes;
+};
+
+// Rows that are written in place; no byte of what is read may lie in them.
+WrittenRows rows_apart(const char* op, const Named& named, const LossRows& shape, std::initializer_list<Read> others) {
+  const WrittenRows rows = written_rows(op, named, shape.rows, shape.columns);
+  const int64_t bytes = element_bytes(static_cast<DType>(shape.dtype));
+  const char* end = rows.data + ((shape.rows - 1) * rows.stride + shape.columns) * bytes;
+  for (const Read& one : others) {
+    const char* from = static_cast<const char*>(one.data);
+    PRECAST_CHECK(from == nullptr || end <= from || from + one.bytes <= rows.data,
+                  "%s: %s overlaps %s in memory, which is written; needed its own", op, one.name, named.name);
+  }
+  return rows;
+}
+
 // A checked call. It keeps copies of tensors whose layout a kernel cannot read.
 class Call {
  public:
@@ -215,20 +237,16 @@ class Call {
     on.check(op, work_);
   }
 
-  // No byte of what is read besides the logits may lie in them.
-  void check_apart(const char* op, const char* begin, const char* end) const {
-    const auto check = [&](const char* name, const void* data, int64_t bytes) {
-      const char* from = static_cast<const char*>(data);
-      PRECAST_CHECK(from == nullptr || end <= from || from + bytes <= begin,
-                    "%s: %s overlaps logits in memory, which are written; needed its own", op, name);
-    };
-    check("target", work_.target, work_.rows * (work_.narrow_target ? 4 : 8));
-    check("weight", work_.weight, work_.columns * 4);
-    check("factors", work_.factors, work_.weight != nullptr ? 8 : 4);
+  void write_over(const char* op, const Tensor& logits) {
+    const WrittenRows rows = rows_apart(op, {"logits", logits}, work_,
+                                        {{"target", work_.target, work_.rows * (work_.narrow_target ? 4 : 8)},
+                                         {"weight", work_.weight, work_.columns * 4},
+                                         {"factors", work_.factors, work_.weight != nullptr ? 8 : 4}});
+    work_.x = work_.grad = rows.data;
+    work_.x_stride = work_.grad_stride = rows.stride;
   }
 
   LossRows& work() { return work_; }
-  int64_t bytes() const { return element_bytes(static_cast<DType>(work_.dtype)); }
 
  private:
   LossRows work_;
@@ -280,14 +298,9 @@ TensorPair with_grad_in_place_op(const Tensor& logits, const Tensor& target, con
                                  const Tensor* factors, int64_t ignore_index, double smoothing, double z_loss) {
   const char* op = "cross_entropy_with_grad_";
   Call call(op, {logits, target, weight, factors});
-  LossRows& work = call.work();
   call.take_options(op, on, ignore_index, smoothing, z_loss);
-  if (work.rows == 0) return computed(on, work, logits, target);
-  const WrittenRows rows = written_rows(op, {"logits", logits}, work.rows, work.columns);
-  call.check_apart(op, rows.data, rows.data + ((work.rows - 1) * rows.stride + work.columns) * call.bytes());
-  work.x = work.grad = rows.data;
-  work.x_stride = work.grad_stride = rows.stride;
-  return computed(on, work, logits, target);
+  if (call.work().rows > 0) call.write_over(op, logits);
+  return computed(on, call.work(), logits, target);
 }
 
 template <const Device& on>
@@ -321,13 +334,8 @@ void scale_op(const Tensor& grad, const Tensor& factor) {
                 "%s: factor has shape %s; needed one element, or (%lld,)", op, shape_of(factor).text,
                 printable(shape.rows));
   if (shape.rows == 0) return;
-  const WrittenRows rows = written_rows(op, {"grad", grad}, shape.rows, shape.columns);
   const Tensor read = contiguous(factor);
-  const int64_t bytes = element_bytes(static_cast<DType>(shape.dtype));
-  const char *from = static_cast<const char*>(read.data()),
-             *end = rows.data + ((shape.rows - 1) * rows.stride + shape.columns) * bytes;
-  PRECAST_CHECK(end <= from || from + count * 4 <= rows.data,
-                "%s: factor overlaps grad in memory, which is written; needed its own", op);
+  const WrittenRows rows = rows_apart(op, {"grad", grad}, shape, {{"factor", read.data(), count * 4}});
   on.scale({rows.data, static_cast<const float*>(read.data()), shape.rows, shape.columns, rows.stride,
             count == 1 ? 0 : 1, shape.dtype},
            grad.device_index());

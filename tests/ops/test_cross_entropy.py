@@ -445,7 +445,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "shared memory": (
         lambda x, t: RAW.cross_entropy_with_grad_(x, t, None, x.view(-1)[:1], -100, 0.0, 0.0),
         RuntimeError,
-        "factors overlaps logits in memory, which are written; needed its own",
+        "factors overlaps logits in memory, which is written; needed its own",
     ),
 }
 
