@@ -36,6 +36,7 @@ NAMES = (
     "rotary",
     "fused_adam",
     "kv_cache",
+    "norm_rotary",
     "decode_attention",
     "moe",
 )

@@ -1,7 +1,7 @@
 // Weights and biases of the norms, which may be float32 where the rows are narrower.
 #pragma once
 
-#include "device.cuh"
+#include "../common/device.cuh"
 
 namespace precast {
 

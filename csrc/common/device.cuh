@@ -133,6 +133,12 @@ struct Float16 {
     asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
     return word;
   }
+  // a * b + c, rounded once.
+  static DEVICE u32 fma(u32 a, u32 b, u32 c) {
+    u32 word;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(a), "r"(b), "r"(c));
+    return word;
+  }
 #endif
   static DEVICE float load(const char* p) { return widen(*reinterpret_cast<const u16*>(p)); }
   static DEVICE void store(char* p, float v) { *reinterpret_cast<u16*>(p) = narrow(v); }
@@ -172,6 +178,12 @@ struct BFloat16 {
   static DEVICE u32 larger(u32 a, u32 b) {
     u32 word;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  }
+  // a * b + c, rounded once.
+  static DEVICE u32 fma(u32 a, u32 b, u32 c) {
+    u32 word;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(a), "r"(b), "r"(c));
     return word;
   }
 #endif

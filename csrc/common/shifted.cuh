@@ -3,7 +3,7 @@
 // data is shifted into place.
 #pragma once
 
-#include "device.cuh"
+#include "../common/device.cuh"
 
 namespace precast {
 

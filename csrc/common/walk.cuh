@@ -2,7 +2,7 @@
 // side.
 #pragma once
 
-#include "device.cuh"
+#include "../common/device.cuh"
 #include "early.cuh"
 
 namespace precast {

@@ -3,6 +3,7 @@
 
 #include "../common/division.h"
 #include "../rotary/angles.h"
+#include "../rotary/head_norm.h"
 
 namespace precast {
 namespace kv_cache {
@@ -75,7 +76,15 @@ struct RotateArgs {
   unsigned int head_bytes;
 };
 
-static_assert(sizeof(CopyArgs) == 208 && sizeof(RotateArgs) == 312, "host and device must agree");
+// The same for heads that are normalised first. A head has a power of two of units, up to 32, of which the last may be
+// empty.
+struct NormRotateArgs {
+  RotateArgs rotate;
+  rotary::HeadNorm norm;
+};
+
+static_assert(sizeof(CopyArgs) == 208 && sizeof(RotateArgs) == 312 && sizeof(NormRotateArgs) == 344,
+              "host and device must agree");
 
 }  // namespace kv_cache
 }  // namespace precast

@@ -10,6 +10,8 @@ enum Flag : int {
   kInverse = 2,        // rotate back: negate the sines
   kWideTable = 4,      // cosines and sines are float32 for any dtype of the heads
   kLongPositions = 8,  // positions are int64, else int32
+  kEachProduct = 16,   // products are rounded to the dtype of the heads before they are added
+  kWholeTable = 32,    // a row has numbers for the first elements of pairs, then others for the second elements
 };
 
 // Strides are in bytes.

@@ -3,6 +3,7 @@
 
 #include "../common/division.h"
 #include "../rotary/angles.h"
+#include "../rotary/head_norm.h"
 
 namespace precast {
 namespace rotary {
@@ -31,7 +32,14 @@ struct RotaryArgs {
   unsigned head_bytes;  // per head
 };
 
-static_assert(sizeof(RotaryArgs) == 240, "host and device must agree");
+// Heads that are normalised before they are rotated. In `heads`, a head has a power of two of units, up to 32, of which
+// the last may be empty.
+struct NormRotaryArgs {
+  RotaryArgs heads;
+  HeadNorm norm;
+};
+
+static_assert(sizeof(RotaryArgs) == 240 && sizeof(NormRotaryArgs) == 272, "host and device must agree");
 
 }  // namespace rotary
 }  // namespace precast

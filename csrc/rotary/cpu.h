@@ -22,6 +22,8 @@ struct Work {
   int64_t width;
   int dtype;      // the number of a precast::DType
   bool in_place;  // the elements that are not rotated are already there
+  bool normed;    // a call of an op that may normalise heads, by `norm`
+  HeadNorm norm;
 };
 
 // Rotates heads [begin, end), counted through all tokens.

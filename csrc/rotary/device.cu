@@ -2,7 +2,7 @@
 // in float32, rounded once. See host.cpp for which kernel serves which shape.
 #include "entries.h"
 #include "heads.cuh"
-#include "rotate.cuh"
+#include "norm_rotate.cuh"
 
 namespace precast {
 namespace rotary {
@@ -45,6 +45,45 @@ DEVICE void rotary_any(const RotaryArgs& a) {
   }
   T::store(at.to + parts.first, first);
   if (both) T::store(at.to + parts.second, second);
+}
+
+// Two vectors of a head, which is normalised first.
+template <class T, bool kWords = false>
+DEVICE void norm_rotary_vectors(const NormRotaryArgs& a) {
+  constexpr int kPairs = T::kPerVector;
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  const bool inside = index < a.heads.total;  // all lanes of a warp add up squares
+  const Place at = place_of(a.heads, inside ? index : 0);
+  const i64 table = table_row(a.heads.angles, at.token);
+  const Parts parts = parts_of<T, kPairs>(a.heads.angles, at.unit);
+  const bool here = inside && parts.first < a.heads.head_bytes, both = here && parts.second < a.heads.head_bytes;
+  Vector first, second;
+  load_part(at.from + (here ? parts.first : 0), first);
+  load_part(at.from + (both ? parts.second : 0), second);
+  norm_and_rotate<T, kWords>(a.heads.angles, a.norm, at.is_query ? a.norm.query_weight : a.norm.key_weight, parts, here,
+                             both, a.heads.units.divisor, table, at.unit, first, second);
+  if (here) store(at.to + parts.first, first);
+  if (both) store(at.to + parts.second, second);
+}
+
+// Any head, by a warp.
+template <class T>
+DEVICE void norm_rotary_any(const NormRotaryArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.heads.total) return;  // whole warps
+  const Place at = place_of(a.heads, index);
+  const i64 table = table_row(a.heads.angles, at.token);
+  const char* weight = at.is_query ? a.norm.query_weight : a.norm.key_weight;
+  const float r = weight == nullptr ? 0.0f : inverse_rms_of<T>(at.from, a.heads.head_bytes, a.norm);
+  for (u32 unit = at.unit;; unit += 32) {
+    const Parts parts = parts_of<T, 1>(a.heads.angles, unit);
+    if (parts.first >= a.heads.head_bytes) return;
+    const bool both = parts.second < a.heads.head_bytes;
+    float x = T::load(at.from + parts.first), y = both ? T::load(at.from + parts.second) : 0.0f;
+    norm_and_rotate_pair<T>(a.heads.angles, a.norm, weight, r, parts, both, table, unit, x, y);
+    T::store(at.to + parts.first, x);
+    if (both) T::store(at.to + parts.second, y);
+  }
 }
 
 ROTARY_KERNELS(KERNEL)

@@ -14,6 +14,7 @@ struct Place {
   char* to;
   i64 token;
   u32 unit;
+  bool is_query;
 };
 
 // Reads the fields of both tensors and keeps one of them: selecting an address would copy the arguments.
@@ -29,7 +30,7 @@ DEVICE Place place_of(const RotaryArgs& a, u32 index) {
   char* to = is_query ? q.to : k.to;
   to += outer * (is_query ? q.to_outer : k.to_outer) + token * (is_query ? q.to_token : k.to_token) +
         head * (is_query ? q.to_head : k.to_head);
-  return {from, to, token, index - row * a.units.divisor};
+  return {from, to, token, index - row * a.units.divisor, is_query};
 }
 
 }  // namespace rotary

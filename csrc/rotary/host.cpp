@@ -5,7 +5,7 @@
 #include "cpu.h"
 #include "entries.h"
 #include "in_place.h"
-#include "rotate.h"
+#include "normed.h"
 
 namespace precast::rotary {
 namespace {
@@ -17,6 +17,10 @@ namespace {
 //   at multiples of 16 bytes                                               sines of their pairs
 //   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes
 //   anything else (odd widths, unaligned views)                  any       one pair
+//   heads that are normalised, or whose products are rounded:  norm_rotary
+//   16 bytes, up to 32 units of a head                                   two vectors; lanes of a warp share a head
+//   the same, with rounded products and one 16-bit dtype         each    the same, two elements at a time
+//   anything else                                                any     pairs of a head, which has a warp
 //
 // Blocks always have 128 threads, numbered through the heads of all tokens: a head need not fill a block, and query and
 // key share a launch. H200, bf16, 32 + 8 heads of 128, share of the copy rate at 16384 tokens: forward 0.92 (a copy_ of
@@ -51,13 +55,53 @@ uint64_t misalignment(const Heads& heads) {
 }
 
 void check_size(const char* op, const Work& work) {
-  PRECAST_CHECK(work.heads * work.width < kLaunchUnits,
+  const int64_t width = work.normed && work.width < 32 ? 32 : work.width;  // a head may have a warp
+  PRECAST_CHECK(work.heads * width < kLaunchUnits,
                 "%s: a token has %lld heads of %lld elements; needed fewer than "
                 "2^30 elements",
                 op, printable(work.heads), printable(work.width));
 }
 
+// Launches a kernel over the heads of `args`, each of so many units; `arguments` has the address of its structure.
+void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int entry, int32_t device, void** arguments) {
+  const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
+  args.query = work.query;
+  args.key = work.key;
+  args.angles = work.angles;
+  args.heads = division_by(work.heads);
+  args.units = division_by(units);
+  args.query_heads = static_cast<unsigned>(work.query_heads);
+  args.head_bytes = static_cast<unsigned>(work.width * bytes);
+  const int64_t per_token = work.heads * units, most = kLaunchUnits / per_token;
+  for (int64_t outer = 0; outer < work.outer; outer += kLaunchOuter) {
+    const int64_t height = work.outer - outer < kLaunchOuter ? work.outer - outer : kLaunchOuter;
+    for (int64_t token = 0; token < work.tokens; token += most) {
+      const int64_t tokens = work.tokens - token < most ? work.tokens - token : most;
+      args.first_outer = outer;
+      args.first_token = token;
+      args.total = static_cast<unsigned>(tokens * per_token);
+      const uint32_t blocks = (args.total + kThreads - 1) / kThreads;
+      launch(kernels, device, entry, {blocks, static_cast<uint32_t>(height), kThreads, 1, 0}, arguments);
+    }
+  }
+}
+
+void norm_rotate_cuda(const Work& work, int32_t device) {
+  const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
+  const NormUnits units =
+      norm_units(work.angles, work.norm, work.width, bytes, misalignment(work.query) | misalignment(work.key));
+  NormRotaryArgs args;
+  args.norm = work.norm;
+  constexpr ByDType kEach = {kNoEntry, entry::norm_rotary_f16_each, entry::norm_rotary_bf16_each};
+  const ByDType kernel = units.words     ? kEach
+                         : units.vectors ? PRECAST_BY_DTYPE(norm_rotary, )
+                                         : PRECAST_BY_DTYPE(norm_rotary, _any);
+  void* arguments[] = {&args};
+  launch_heads(work, args.heads, units.lanes, kernel[static_cast<DType>(work.dtype)], device, arguments);
+}
+
 void rotate_cuda(const Work& work, int32_t device) {
+  if (work.normed) return norm_rotate_cuda(work, device);
   const Angles& angles = work.angles;
   const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
   const int64_t half = angles.half, rest = work.in_place ? 0 : work.width - 2 * half;
@@ -77,31 +121,14 @@ void rotate_cuda(const Work& work, int32_t device) {
   const int64_t units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
   if (units == 0) return;  // nothing is rotated, in place
   RotaryArgs args;
-  args.query = work.query;
-  args.key = work.key;
-  args.angles = angles;
-  args.heads = division_by(work.heads);
-  args.units = division_by(units);
-  args.query_heads = static_cast<unsigned>(work.query_heads);
-  args.head_bytes = static_cast<unsigned>(work.width * bytes);
-  const int64_t per_token = work.heads * units, most = kLaunchUnits / per_token;
   void* arguments[] = {&args};
-  for (int64_t outer = 0; outer < work.outer; outer += kLaunchOuter) {
-    const int64_t height = work.outer - outer < kLaunchOuter ? work.outer - outer : kLaunchOuter;
-    for (int64_t token = 0; token < work.tokens; token += most) {
-      const int64_t tokens = work.tokens - token < most ? work.tokens - token : most;
-      args.first_outer = outer;
-      args.first_token = token;
-      args.total = static_cast<unsigned>(tokens * per_token);
-      const uint32_t blocks = (args.total + kThreads - 1) / kThreads;
-      launch(kernels, device, entry, {blocks, static_cast<uint32_t>(height), kThreads, 1, 0}, arguments);
-    }
-  }
+  launch_heads(work, args, units, entry, device, arguments);
 }
 
 void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }
 
 void rotate_cpu(const Work& work, int32_t) {
+  if (work.norm.query_weight != nullptr) return norm_and_rotate_cpu(work);
   const RotateFunction rotate = PRECAST_AT_CPU_LEVEL(rotary, rotate_heads);
   parallel_for(0, work.outer * work.tokens * work.heads, grain_rows(work.width),
                [&](int64_t begin, int64_t end) { rotate(work, begin, end); });
@@ -119,10 +146,10 @@ constexpr Device kCpu = {check_work_positions, rotate_cpu}, kCuda = {check_size,
 
 // A checked call, whose work has no tensors yet. An absent key has no heads.
 struct Call {
-  Call(const char* op, const Tensor& query, const Tensor* key, const Tables& tables, bool interleaved, bool inverse)
+  Call(const char* op, const Tensor& query, const Tensor* key, const Tables& tables, int flags)
       : query_shape(check_heads(op, {"query", query})),
         key_heads(key != nullptr ? check_more_heads(op, {"key", *key}, {"query", query}).heads : 0),
-        angles(check_tables(op, tables, query_shape, {"query", query}), interleaved, inverse) {
+        angles(check_tables(op, tables, query_shape, {"query", query}, flags), query_shape, flags) {
     work.angles = angles.angles();
     work.outer = query_shape.outer;
     work.tokens = query_shape.tokens;
@@ -153,11 +180,10 @@ void write_to(Heads& heads, void* data, const HeadStrides& strides, int64_t byte
   heads.to_head = strides.head * bytes;
 }
 
-TensorPair rotated(const Device& on, const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
-                   const Tensor* positions, bool interleaved, bool inverse) {
-  constexpr const char* kOp = "rotary_embedding";
-  Call call(kOp, query, key, {cos, sin, positions}, interleaved, inverse);
-  on.check(kOp, call.work);
+int directions(bool interleaved, bool inverse) { return (interleaved ? kInterleaved : 0) | (inverse ? kInverse : 0); }
+
+TensorPair rotated(const Device& on, const char* op, Call& call, const Tensor& query, const Tensor* key) {
+  on.check(op, call.work);
   constexpr int64_t kNothing[] = {0};
   TensorPair result(empty_contiguous_like(query),
                     key != nullptr ? empty_contiguous_like(*key) : empty(kNothing, 1, query.dtype_code(), query));
@@ -178,7 +204,7 @@ void rotate_in_place(const Device& on, const Tensor& query, const Tensor* key, c
                      const Tensor* positions, bool interleaved, bool inverse) {
   constexpr const char* kOp = "rotary_embedding_";
   const Tables tables = {cos, sin, positions};
-  Call call(kOp, query, key, tables, interleaved, inverse);
+  Call call(kOp, query, key, tables, directions(interleaved, inverse));
   on.check(kOp, call.work);
   if (call.is_nothing()) return;
   call.work.in_place = true;
@@ -202,7 +228,22 @@ void rotate_in_place(const Device& on, const Tensor& query, const Tensor* key, c
 template <const Device& on>
 TensorPair rotary_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
                      const Tensor* positions, bool interleaved, bool inverse) {
-  return rotated(on, query, key, cos, sin, positions, interleaved, inverse);
+  constexpr const char* kOp = "rotary_embedding";
+  Call call(kOp, query, key, {cos, sin, positions}, directions(interleaved, inverse));
+  return rotated(on, kOp, call, query, key);
+}
+
+template <const Device& on>
+TensorPair norm_rotary_op(const Tensor& query, const Tensor* key, const Tensor* query_weight, const Tensor* key_weight,
+                          const Tensor& cos, const Tensor& sin, const Tensor* positions, double eps, int64_t casting,
+                          bool interleaved, bool each_product, bool inverse) {
+  constexpr const char* kOp = "rms_norm_rotary_embedding";
+  const int flags = directions(interleaved, inverse) | (each_product ? kEachProduct : 0) | kWholeTable;
+  Call call(kOp, query, key, {cos, sin, positions}, flags);
+  const ReadNorm norm(kOp, {query_weight, key_weight, eps, casting}, call.query_shape, query, key != nullptr);
+  call.work.normed = true;
+  call.work.norm = norm.norm();
+  return rotated(on, kOp, call, query, key);
 }
 
 template <const Device& on>
@@ -213,8 +254,10 @@ void rotary_in_place_op(const Tensor& query, const Tensor* key, const Tensor& co
 
 constexpr Implementation kImplementations[] = {
     PRECAST_IMPLEMENTATION("rotary_embedding", "CPU", rotary_op<kCpu>),
+    PRECAST_IMPLEMENTATION("rms_norm_rotary_embedding", "CPU", norm_rotary_op<kCpu>),
     PRECAST_IMPLEMENTATION("rotary_embedding_", "CPU", rotary_in_place_op<kCpu>),
     PRECAST_IMPLEMENTATION("rotary_embedding", "CUDA", rotary_op<kCuda>),
+    PRECAST_IMPLEMENTATION("rms_norm_rotary_embedding", "CUDA", norm_rotary_op<kCuda>),
     PRECAST_IMPLEMENTATION("rotary_embedding_", "CUDA", rotary_in_place_op<kCuda>),
 };
 PRECAST_FAMILY(rotary, kImplementations, &kernels);

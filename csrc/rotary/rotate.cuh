@@ -149,19 +149,19 @@ DEVICE void rotate(float& x, float& y, float cos, float sin) {
   x = turned;
 }
 
-// Rotates the two parts of a unit in place.
-template <class T, class P>
-DEVICE void rotate(P& first, P& second, const Turn<sizeof(P) / T::kBytes>& turn, bool interleaved) {
+// Calls body(i, x, y) with the elements of each pair of a unit, which it may change.
+template <class T, class P, class Body>
+DEVICE void for_pairs(P& first, P& second, bool interleaved, const Body& body) {
   constexpr int kPairs = sizeof(P) / T::kBytes;
   float x[2 * kPairs];
   for_part<T>(first, [&](int i, float v) { x[i] = v; });
   for_part<T>(second, [&](int i, float v) { x[kPairs + i] = v; });
   if (interleaved) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) rotate(x[2 * i], x[2 * i + 1], turn.cos[i], turn.sin[i]);
+    for (int i = 0; i < kPairs; ++i) body(i, x[2 * i], x[2 * i + 1]);
   } else {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) rotate(x[i], x[kPairs + i], turn.cos[i], turn.sin[i]);
+    for (int i = 0; i < kPairs; ++i) body(i, x[i], x[kPairs + i]);
   }
   const auto pack = [&](P& part, int from) {
 #pragma unroll
@@ -174,6 +174,12 @@ DEVICE void rotate(P& first, P& second, const Turn<sizeof(P) / T::kBytes>& turn,
   };
   pack(first, 0);
   pack(second, kPairs);
+}
+
+// Rotates the two parts of a unit in place.
+template <class T, class P>
+DEVICE void rotate(P& first, P& second, const Turn<sizeof(P) / T::kBytes>& turn, bool interleaved) {
+  for_pairs<T>(first, second, interleaved, [&](int i, float& x, float& y) { rotate(x, y, turn.cos[i], turn.sin[i]); });
 }
 
 }  // namespace rotary

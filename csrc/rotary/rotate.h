@@ -60,7 +60,14 @@ struct Tables {
   const Tensor* positions;
 };
 
-inline const Tables& check_tables(const char* op, const Tables& tables, const HeadsShape& shape, const Named& query) {
+// Whether tables have a column for each element of a head, if a call may have such tables.
+inline bool are_whole(const Tables& tables, const HeadsShape& shape, int flags) {
+  return (flags & kWholeTable) != 0 && (flags & kInterleaved) == 0 && shape.width % 2 == 0 && shape.width > 0 &&
+         tables.cos.sizes()[1] == shape.width;
+}
+
+inline const Tables& check_tables(const char* op, const Tables& tables, const HeadsShape& shape, const Named& query,
+                                  int flags = 0) {
   const Tensor& cos = tables.cos;
   const int32_t code = cos.dtype_code();
   PRECAST_CHECK(code == float32_code() || code == query.tensor.dtype_code(),
@@ -71,10 +78,11 @@ inline const Tables& check_tables(const char* op, const Tables& tables, const He
   PRECAST_CHECK(cos.dim() == 2, "%s: cos has shape %s; needed (tokens or positions, rotary_dim / 2)", op,
                 shape_of(cos).text);
   check_shape(op, {"sin", tables.sin}, cos, "cos");
-  PRECAST_CHECK(cos.sizes()[1] <= shape.width / 2,
+  PRECAST_CHECK(cos.sizes()[1] <= shape.width / 2 || are_whole(tables, shape, flags),
                 "%s: cos has shape %s and %s has %s; needed at most %lld columns, "
-                "half of a head",
-                op, shape_of(cos).text, query.name, shape_of(query.tensor).text, printable(shape.width / 2));
+                "half of a head%s",
+                op, shape_of(cos).text, query.name, shape_of(query.tensor).text, printable(shape.width / 2),
+                (flags & kWholeTable) != 0 ? ", or one for each element of halves" : "");
   if (tables.positions == nullptr) {
     PRECAST_CHECK(cos.sizes()[0] == shape.tokens,
                   "%s: cos has shape %s and %s has %s; needed one row for each of %lld tokens, or positions", op,
@@ -95,10 +103,11 @@ inline const Tables& check_tables(const char* op, const Tables& tables, const He
 }
 
 // Checked tables that are read in place. A table whose columns are not contiguous is copied; this object owns the
-// copies.
+// copies. `flags`: those that do not depend on the tables; with kWholeTable, tables may be whole.
 class ReadAngles {
  public:
-  ReadAngles(const Tables& tables, bool interleaved, bool inverse) : cos_(nullptr), sin_(nullptr), positions_(nullptr) {
+  ReadAngles(const Tables& tables, const HeadsShape& shape, int flags)
+      : cos_(nullptr), sin_(nullptr), positions_(nullptr) {
     const Tensor& cos = in_rows(tables.cos, cos_);
     const Tensor& sin = in_rows(tables.sin, sin_);
     const bool wide = cos.dtype_code() == float32_code();
@@ -108,9 +117,10 @@ class ReadAngles {
     angles_.rows = cos.sizes()[0];
     angles_.cos_stride = angles_.rows > 1 ? cos.strides()[0] * bytes : 0;
     angles_.sin_stride = angles_.rows > 1 ? sin.strides()[0] * bytes : 0;
-    angles_.half = static_cast<int>(cos.sizes()[1]);
+    const bool whole = are_whole(tables, shape, flags);
+    angles_.half = static_cast<int>(whole ? cos.sizes()[1] / 2 : cos.sizes()[1]);
     angles_.positions = nullptr;
-    angles_.flags = (interleaved ? kInterleaved : 0) | (inverse ? kInverse : 0) | (wide ? kWideTable : 0);
+    angles_.flags = (whole ? flags : flags & ~kWholeTable) | (wide ? kWideTable : 0);
     if (tables.positions == nullptr) return;
     const Tensor& positions = in_rows(*tables.positions, positions_);
     angles_.positions = static_cast<const char*>(positions.data());

@@ -17,8 +17,10 @@ def inputs(
     positions: Tensor | None,
     interleaved: bool,
     inverse: bool,
+    *,
+    whole: bool = False,
 ) -> None:
-    """Raise unless ``query``, ``key``, the tables and the positions are for the same tokens."""
+    """Raise unless ``query``, ``key``, the tables and the positions are for the same tokens; tables may be whole."""
     require(
         query.dtype in FLOAT_TYPES, lambda: f"{op}: query is {dtype_name(query)}; needed float32, float16 or bfloat16"
     )
@@ -27,7 +29,7 @@ def inputs(
     )
     if key is not None:
         _key(op, key, query)
-    _tables(op, cos, sin, query)
+    _tables(op, cos, sin, query, whole, interleaved)
     tokens = query.shape[-3]
     if positions is None:
         require(
@@ -67,7 +69,43 @@ def _key(op: str, key: Tensor, query: Tensor) -> None:
     )
 
 
-def _tables(op: str, cos: Tensor, sin: Tensor, query: Tensor) -> None:
+def norms(
+    op: str,
+    query: Tensor,
+    key: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    eps: float,
+    casting: int,
+) -> None:
+    """Raise unless there are weights for all heads or for none."""
+    require(casting in (0, 1, 2), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
+    require(eps >= 0, lambda: f"{op}: eps is {eps:g}; needed a number that is not negative")
+    require(
+        key is not None or key_weight is None,
+        lambda: f"{op}: key is None and key_weight is not; needed None for both",
+    )
+    absent, present = ("key", "query") if key_weight is None else ("query", "key")
+    require(
+        key is None or (query_weight is None) == (key_weight is None),
+        lambda: (
+            f"{op}: {absent}_weight is None and {present}_weight is not; needed both, or neither to leave out the norm"
+        ),
+    )
+    for name, weight in (("query_weight", query_weight), ("key_weight", key_weight)):
+        if weight is None:
+            continue
+        kind = f"{op}: {name} is {dtype_name(weight)} and query is {dtype_name(query)}; needed float32, or that dtype"
+        found, needed = tuple(weight.shape), f"({query.shape[-1]},), a number for each element of a head"
+        shape = f"{op}: {name} has shape {found}; needed {needed}"
+        require(weight.dtype in (torch.float32, query.dtype), lambda: kind)  # noqa: B023 - called at once or never
+        same_device(op, name, weight, query, "query")
+        if query_weight is not None:
+            same_kind(op, name, weight, query_weight, "query_weight")
+        require(weight.dim() == 1 and weight.shape[0] == query.shape[-1], lambda: shape)  # noqa: B023
+
+
+def _tables(op: str, cos: Tensor, sin: Tensor, query: Tensor, whole: bool, interleaved: bool) -> None:
     require(
         cos.dtype in (torch.float32, query.dtype),
         lambda: f"{op}: cos is {dtype_name(cos)} and query is {dtype_name(query)}; needed float32, or that dtype",
@@ -80,10 +118,11 @@ def _tables(op: str, cos: Tensor, sin: Tensor, query: Tensor) -> None:
     )
     same_shape(op, "sin", sin, "cos", cos)
     most = query.shape[-1] // 2
+    or_whole = ", or one for each element of halves" if whole else ""
     require(
-        cos.shape[1] <= most,
+        cos.shape[1] <= most or (whole and not interleaved and cos.shape[1] == query.shape[-1] == 2 * most),
         lambda: (
             f"{op}: cos has shape {tuple(cos.shape)} and query has {tuple(query.shape)}; needed at most {most} "
-            "columns, half of a head"
+            f"columns, half of a head{or_whole}"
         ),
     )

@@ -46,6 +46,7 @@ PTX_AS_CPP = {
     "cvt.rn.f16x2": "",  # these are behind #if for a newer GPU
     "cvt.rn.bf16": "",
     "max.": "",
+    "fma.rn.": "",
 }
 NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a whole warp
 ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)

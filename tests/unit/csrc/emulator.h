@@ -255,6 +255,13 @@ inline int __syncthreads_and(int predicate) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> shift);
 }
+// Products and sums that no compiler may fuse; volatile is as good as the instructions.
+inline float __fmul_rn(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 
 // What the test puts in place of inline PTX.

@@ -3,9 +3,13 @@
 
 #include <stdlib.h>
 
+#include "rms_norm/cpu.h"
 #include "rotary/cpu.h"
 
-#define NO_CPU_LEVEL(level)                                     \
-  namespace rotary::level {                                     \
-  void rotate_heads(const Work&, int64_t, int64_t) { abort(); } \
+#define NO_CPU_LEVEL(level)                                       \
+  namespace rotary::level {                                       \
+  void rotate_heads(const Work&, int64_t, int64_t) { abort(); }   \
+  }                                                               \
+  namespace rms_norm::level {                                     \
+  void forward(const ForwardRows&, int64_t, int64_t) { abort(); } \
   }

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.ops.kv_cache import reference  # noqa: E402
+from precast.ops.rotary import reference as rotary_reference  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -251,3 +252,45 @@ def test_rotated_outside_of_everything(gpu: Emulated) -> None:
     assert room[0, 1, 1].isnan().all() and torch.equal(room[1, 1, 1], value[3])
     room[:, 1, 1] = kept[:, 1, 1]
     assert torch.equal(room, kept)
+
+
+# (dtype, heads of query and key, width, columns of the tables, x, kernel)
+NORMED = [
+    (BF16, (4, 2), 128, 64, 8, ""),
+    (BF16, (4, 2), 128, 128, None, ""),  # whole tables
+    (F16, (3, 1), 48, 16, 8, ""),  # three units, of four
+    (F32, (2, 1), 256, 256, 4, ""),
+    (BF16, (2, 1), 640, 640, 8, "_any"),
+    (F16, (2, 2), 20, 10, 4, "_any"),
+    (F32, (2, 1), 7, 2, 7, "_any"),
+]
+
+
+@pytest.mark.parametrize("by_element", [False, True])
+@pytest.mark.parametrize(("dtype", "heads", "width", "columns", "x", "kernel"), NORMED, ids=str)
+def test_normalised_heads(
+    gpu: Emulated, dtype: Any, heads: tuple[int, int], width: int, columns: int, x: int | None, kernel: str,
+    by_element: bool,
+) -> None:  # fmt: skip
+    """What goes to the caches is what is left in the heads, and that is the reference but for the order of sums."""
+    pair = caches(heads[1], width, x, dtype, by_element=by_element)
+    packed = made(5, heads[0] + 2 * heads[1], width, dtype=dtype)
+    table = [made(5, columns, dtype=dtype, seed=seed) for seed in (1, 2)]
+    weights = [made(width, dtype=dtype, seed=seed) for seed in (3, 4)]
+    mapping = slots(5)
+    query, key, value = packed.clone().split((heads[0], heads[1], heads[1]), 1)
+    right = packed.split((heads[0], heads[1], heads[1]), 1)
+    turned = rotary_reference.rms_norm_rotary_embedding(*right[:2], *weights, *table, None, 1e-6, 1, False, True, False)
+    wanted = [cache.clone() for cache in pair]
+    gpu.launches()
+    gpu.ops.rms_norm_rotary_embedding_and_cache(
+        query, key, value, *weights, *table, *pair, mapping, None, 1e-6, 1, False, True
+    )
+    named = {F32: "f32", F16: "f16", BF16: "bf16"}[dtype]
+    last = "_any" if by_element and x is not None else kernel or "_each" * (dtype != F32)
+    assert gpu.launches().startswith(f"norm_rotary_and_cache_{named}{last}<")
+    for one, other in zip((query, key), turned, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=16 * torch.finfo(dtype).eps)
+    assert torch.equal(value, right[2])
+    reference.reshape_and_cache(key, value, *wanted, mapping)
+    assert all(map(torch.equal, pair, wanted))

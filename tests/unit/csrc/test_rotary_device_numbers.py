@@ -213,3 +213,60 @@ def test_the_divisions_of_every_number_of_heads(gpu: Emulated) -> None:
             cos, sin = torch.ones(3, 4 * units), torch.zeros(3, 4 * units)
             ours, _ = gpu.ops.rotary_embedding(x, None, cos, sin, None, False, False)
             assert torch.equal(ours, x)
+
+
+# (dtype, shape of the query, heads of the key, columns of the tables, kernel, blocks)
+NORMED = [
+    (torch.bfloat16, (5, 4, 128), 2, 64, "", "2"),
+    (torch.bfloat16, (5, 4, 128), 1, 128, "", "2"),  # whole tables
+    (torch.bfloat16, (3, 7, 3, 64), 3, 32, "", "2x3"),
+    (torch.bfloat16, (2, 3, 5, 5, 80), 1, 40, "", "2x6"),  # five units, of eight
+    (torch.bfloat16, (9, 2, 24), 1, 8, "", "1"),  # the rest is one vector
+    (torch.float16, (3, 2, 512), 1, 256, "", "3"),  # all lanes of a warp
+    (torch.float16, (3, 2, 1024), 1, 256, "any", "3"),
+    (torch.bfloat16, (9, 2, 20), 1, 8, "any", "7"),
+    (torch.bfloat16, (5, 3, 74), 1, 74, "any", "5"),
+    (torch.float32, (4, 3, 66), 2, 33, "any", "5"),
+    (torch.float32, (4, 3, 64), 2, 64, "", "2"),
+    (torch.float32, (4, 3, 7), 2, 2, "any", "5"),
+    (torch.float32, (4, 3, 1), 0, 0, "any", "3"),
+    (torch.float16, (200, 1, 16), 1, 8, "", "4"),
+]
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("dtype", "shape", "more", "columns", "kernel", "blocks"), NORMED, ids=str)
+def test_heads_that_are_normalised(
+    gpu: Emulated, dtype: Any, shape: tuple[int, ...], more: int, columns: int, kernel: str, blocks: str, normed: bool,
+    inverse: bool,
+) -> None:  # fmt: skip
+    """Rounded like the reference, but where the order of a sum decides."""
+    query, key = made(*shape, dtype=dtype), made(*shape[:-2], more, shape[-1], dtype=dtype, seed=1)
+    for casting in (0, 1, 2):
+        for each, interleaved, wide in ((True, False, False), (False, columns < shape[-1], True)):
+            kind = torch.float32 if wide else dtype
+            cos, sin = tables(shape[-3], columns, kind)
+            weights = [made(shape[-1], dtype=kind, seed=seed) if normed else None for seed in (3, 4)]
+            given = (query, key if more else None, weights[0], weights[1] if more else None, cos, sin, None, 1e-6)
+            options = (casting, interleaved, each, inverse)
+            gpu.launches()
+            ours = gpu.ops.rms_norm_rotary_embedding(*given, *options)
+            last = kernel or "each" * (each and dtype != torch.float32)
+            assert gpu.launches() == f"norm_rotary_{NAMES[dtype]}{last and f'_{last}'}<{blocks},128x1>"
+            right = reference.rms_norm_rotary_embedding(*given, *options)
+            for one, other in zip(ours, right, strict=True):
+                assert one.shape == other.shape
+                torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=16 * torch.finfo(dtype).eps)
+                unlike = (one != other).double().mean() if one.numel() else 0.0
+                assert unlike < (0.6 if dtype == torch.float32 else 0.02 if each else 0.05)
+
+
+@pytest.mark.parametrize("width", [64, 20])
+def test_normalised_heads_outside_of_the_tables_are_nan(gpu: Emulated, width: int) -> None:
+    query, weight = made(3, 2, width, dtype=torch.bfloat16), made(width, dtype=torch.bfloat16)
+    cos, sin = tables(4, width // 4)
+    rows = torch.tensor([3, 4, -1])
+    ours, _ = gpu.ops.rms_norm_rotary_embedding(query, None, weight, None, cos, sin, rows, 1e-6, 1, False, True, False)
+    turned = 2 * (width // 4)
+    assert ours[1:, :, :turned].isnan().all() and not ours[0].isnan().any() and not ours[..., turned:].isnan().any()

@@ -32,6 +32,9 @@ from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _rotation
 from precast.ops._checks import CONFUSED, FLOAT_TYPES, dtype_name, explain, require, same_device
+from precast.ops._fx import Proxy, recorded
+from precast.ops.rms_norm import Casting, casting_code
+from precast.ops.rotary import Rounding, rounds_each
 
 
 def reshape_and_cache(
@@ -106,6 +109,71 @@ def rotary_embedding_and_cache(
         _ROTATE(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
     except CONFUSED:
         explain(rotary_embedding_and_cache, locals())
+        raise
+    return query, key
+
+
+def rms_norm_rotary_embedding_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    eps: float = 1e-6,
+    casting: Casting = "llama",
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+    rounding: Rounding = "once",
+) -> tuple[Tensor, Tensor]:
+    """:func:`rms_norm_rotary_embedding` in place, then :func:`reshape_and_cache`: the same bits, in one launch.
+
+    Args:
+        query: ``(tokens, query_heads, width)``; float32, float16 or bfloat16; normalised and rotated in place.
+        key: ``(tokens, heads, width)``; the same, even for tokens that are not written to the caches.
+        value: with the shape of ``key``; unchanged.
+        query_weight: ``(width,)``, float32 or as ``query``; None: no head is normalised.
+        key_weight: as ``query_weight``.
+        cos: as in :func:`rms_norm_rotary_embedding`.
+        sin: as ``cos``.
+        key_cache: ``(blocks, block_size, heads, width)``, or a layout of vLLM.
+        value_cache: in the same layout.
+        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+        eps: added to the mean square; 0 or more.
+        casting: as in :func:`rms_norm`.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+        rounding: as in :func:`rms_norm_rotary_embedding`.
+
+    Returns:
+        ``(query, key)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
+        ValueError: ``casting`` or ``rounding`` is none of the names.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        (q, k, v), (cos, sin), weight = torch.randn(3, 2, 4, 64), torch.randn(2, 2, 32), torch.ones(64)
+        keys, values = torch.zeros(2, 8, 16, 4, 64)
+        slots = torch.tensor([0, 17])
+        precast.ops.rms_norm_rotary_embedding_and_cache(q, k, v, weight, weight, cos, sin, keys, values, slots)
+    """
+    if isinstance(query, Proxy):
+        return recorded(rms_norm_rotary_embedding_and_cache, **locals())  # type: ignore[no-any-return]
+    try:
+        _NORM_ROTATE(
+            *(query, key, value, query_weight, key_weight, cos, sin, key_cache, value_cache, slot_mapping, positions),
+            *(eps, casting_code(casting), interleaved, rounds_each(rounding)),
+        )
+    except CONFUSED:
+        explain(rms_norm_rotary_embedding_and_cache, locals())
         raise
     return query, key
 
@@ -190,6 +258,29 @@ def _check_rotary(
     _rotation.inputs(op, query, key, cos, sin, positions, interleaved, False)
 
 
+def _check_normed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    eps: float,
+    casting: int,
+    interleaved: bool,
+    _: bool,
+) -> None:
+    op = "rms_norm_rotary_embedding_and_cache"
+    _check(op, key, value, key_cache, value_cache, slot_mapping)
+    _rotation.inputs(op, query, key, cos, sin, positions, interleaved, False, whole=True)
+    _rotation.norms(op, query, key, query_weight, key_weight, eps, casting)
+
+
 with namespace.family("kv_cache", __package__):
     RESHAPE_AND_CACHE = register(
         "reshape_and_cache",
@@ -203,6 +294,15 @@ with namespace.family("kv_cache", __package__):
         result=lambda *_: None,
         gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
     )
+    RMS_NORM_ROTARY_EMBEDDING_AND_CACHE = register(
+        "rms_norm_rotary_embedding_and_cache",
+        check=_check_normed,
+        result=lambda *_: None,
+        gradient=lambda *_: _refuse_gradient("rms_norm_rotary_embedding_and_cache"),
+    )
 
 _RESHAPE = Route(RESHAPE_AND_CACHE, lambda *_: _refuse_gradient("reshape_and_cache"))
 _ROTATE = Route(ROTARY_EMBEDDING_AND_CACHE, lambda *_: _refuse_gradient("rotary_embedding_and_cache"))
+_NORM_ROTATE = Route(
+    RMS_NORM_ROTARY_EMBEDDING_AND_CACHE, lambda *_: _refuse_gradient("rms_norm_rotary_embedding_and_cache")
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from precast.ops.rotary.reference import rotary_embedding_
+from precast.ops.rotary.reference import rms_norm_rotary_embedding, rotary_embedding_
 
 
 def reshape_and_cache(
@@ -44,4 +44,30 @@ def rotary_embedding_and_cache(
 ) -> None:
     """Rotate ``query`` and ``key`` in place, and write the rotated ``key`` and ``value`` to the caches."""
     rotary_embedding_(query, key, cos, sin, positions, interleaved, False)
+    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+
+
+def rms_norm_rotary_embedding_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    eps: float,
+    casting: int,
+    interleaved: bool,
+    each_product: bool,
+) -> None:
+    """The same with heads that are normalised first, if there are weights."""
+    turned = rms_norm_rotary_embedding(
+        *(query, key, query_weight, key_weight, cos, sin, positions, eps, casting, interleaved, each_product, False)
+    )
+    query.copy_(turned[0])
+    key.copy_(turned[1])
     reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)

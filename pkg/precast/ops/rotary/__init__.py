@@ -14,7 +14,7 @@ out of bounds, and the elements that it would rotate become NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _checks, _rotation
 from precast.ops._fx import Proxy, recorded
+from precast.ops.rms_norm import RMS_NORM_BACKWARD, Casting, casting_code
 
 Both = tuple[Tensor, Tensor]
+Rounding: TypeAlias = Literal["once", "each"]
 
 
 def rotary_embedding(
@@ -108,6 +110,73 @@ def rotary_embedding_(
     return query, key
 
 
+def rms_norm_rotary_embedding(
+    query: Tensor,
+    key: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    eps: float = 1e-6,
+    casting: Casting = "llama",
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+    rounding: Rounding = "once",
+) -> tuple[Tensor, Tensor | None]:
+    """The RMS norm of each head of ``query`` and ``key``, then :func:`rotary_embedding`, in one launch. Differentiable.
+
+    The norm is rounded to the dtype of ``query``, as :func:`rms_norm` rounds it. So Qwen 3 takes ``casting="llama"``
+    and Gemma 3 ``casting="gemma"``; with ``rounding="each"`` every step is rounded as by the modules of transformers.
+
+    Args:
+        query: ``(..., tokens, heads, head_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        key: the same with any number of heads, or None.
+        query_weight: ``(head_dim,)``, float32 or as ``query``; None: no head is normalised.
+        key_weight: as ``query_weight``; None if that or ``key`` is None.
+        cos: as in :func:`rotary_embedding`, or ``(tokens, head_dim)`` as transformers makes it: the second half of the
+            columns is for the second elements of pairs.
+        sin: as ``cos``.
+        eps: added to the mean square; 0 or more.
+        casting: as in :func:`rms_norm`.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+        rounding: ``"once"`` rotates in float32; ``"each"`` rounds each product to the dtype of ``query``, as
+            ``x * cos + rotate_half(x) * sin`` in torch does.
+
+    Returns:
+        New contiguous tensors for ``query`` and ``key``; None for a key that is None.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or ``cos`` or ``sin`` requires grad.
+        ValueError: ``casting`` or ``rounding`` is none of the names.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        query, weight, cos, sin = torch.randn(16, 4, 64), torch.ones(64), torch.randn(16, 32), torch.randn(16, 32)
+        turned, _ = precast.ops.rms_norm_rotary_embedding(query, None, weight, None, cos, sin)
+    """
+    if isinstance(query, Proxy):
+        return recorded(rms_norm_rotary_embedding, **locals())  # type: ignore[no-any-return]
+    try:
+        both: Both = _NORM_ROTARY(
+            *(query, key, query_weight, key_weight, cos, sin, positions, eps),
+            *(casting_code(casting), interleaved, rounds_each(rounding), False),
+        )
+    except _checks.CONFUSED:
+        _checks.explain(rms_norm_rotary_embedding, locals())
+        raise
+    return both[0], None if key is None else both[1]
+
+
+def rounds_each(rounding: str) -> bool:
+    """Whether each product of a rotation is rounded, or a ValueError that lists the names."""
+    if rounding not in ("once", "each"):
+        raise ValueError(f"rounding is {rounding!r}; needed one of 'once', 'each'")
+    return rounding == "each"
+
+
 def get_cos_and_sin(
     lengths: Tensor, cos_table: Tensor, sin_table: Tensor, *, is_prompts: bool, tokens: int | None = None
 ) -> Both:
@@ -168,12 +237,7 @@ class _Rotary(torch.autograd.Function):
         interleaved: bool,
         inverse: bool,
     ) -> Both:
-        if cos.requires_grad or sin.requires_grad:
-            name = "cos" if cos.requires_grad else "sin"
-            raise RuntimeError(
-                f"rotary_embedding: {name} requires grad, and the tables have no gradient; needed cos.detach() and "
-                "sin.detach()"
-            )
+        _refuse_tables("rotary_embedding", cos, sin)
         ctx.set_materialize_grads(False)  # autograd's zeros are plain tensors, even if the results are DTensors
         ctx.save_for_backward(cos, sin, positions)
         ctx.options = (interleaved, not inverse)
@@ -187,13 +251,73 @@ class _Rotary(torch.autograd.Function):
         # Rotates back with the op itself, so that the gradient of a gradient is recorded as well.
         query = grad_query if ctx.needs_input_grad[1] else None
         key = grad_key if ctx.needs_input_grad[2] else None
-        found: tuple[Tensor | None, Tensor | None] = (None, None)
-        if query is not None:
-            both = _ROTARY(query, key, *ctx.saved_tensors, *ctx.options)
-            found = (both[0], None if key is None else both[1])
-        elif key is not None:
-            found = (None, _ROTARY(key, None, *ctx.saved_tensors, *ctx.options)[0])
+        found = _given(query, key, lambda *both: _ROTARY(*both, *ctx.saved_tensors, *ctx.options))
         return None, *found, *(None,) * 5
+
+
+class _NormRotary(torch.autograd.Function):
+    """As above. The gradient is rotated back, then that of the norm is taken."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Both],
+        query: Tensor,
+        key: Tensor | None,
+        query_weight: Tensor | None,
+        key_weight: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor | None,
+        eps: float,
+        casting: int,
+        interleaved: bool,
+        each_product: bool,
+        inverse: bool,
+    ) -> Both:
+        _refuse_tables("rms_norm_rotary_embedding", cos, sin)
+        ctx.set_materialize_grads(False)  # as above
+        normed = query_weight is not None
+        ctx.save_for_backward(*(query, key) if normed else (None, None), query_weight, key_weight, cos, sin, positions)
+        ctx.options = (eps, casting, interleaved, each_product, not inverse)
+        given = (query, key, query_weight, key_weight, cos, sin, positions)
+        both = compute(*given, eps, casting, interleaved, each_product, inverse)
+        if key is None:
+            ctx.mark_non_differentiable(both[1])
+        return both
+
+    @staticmethod
+    def backward(ctx: Any, grad_query: Tensor | None, grad_key: Tensor | None) -> tuple[Any, ...]:
+        *heads, query_weight, key_weight, cos, sin, positions = ctx.saved_tensors
+        _, of_query, of_key, of_query_weight, of_key_weight, *_ = ctx.needs_input_grad
+        turned = _given(
+            grad_query if of_query or of_query_weight else None,
+            grad_key if of_key or of_key_weight else None,
+            lambda *both: _NORM_ROTARY(*both, None, None, cos, sin, positions, *ctx.options),
+        )
+        if query_weight is None:
+            return None, *turned, *(None,) * 10
+        found: list[Both | tuple[None, None]] = [
+            (None, None) if grad is None else RMS_NORM_BACKWARD(grad, x, weight, *ctx.options[:2])
+            for grad, x, weight in zip(turned, heads, (query_weight, key_weight), strict=True)
+        ]
+        return None, found[0][0], found[1][0], found[0][1], found[1][1], *(None,) * 8
+
+
+def _given(query: Tensor | None, key: Tensor | None, turn: Callable[..., Both]) -> tuple[Tensor | None, Tensor | None]:
+    """Turn those that are not None, in one call."""
+    if query is not None:
+        both = turn(query, key)
+        return both[0], None if key is None else both[1]
+    return None, None if key is None else turn(key, None)[0]
+
+
+def _refuse_tables(op: str, cos: Tensor, sin: Tensor) -> None:
+    if cos.requires_grad or sin.requires_grad:
+        name = "cos" if cos.requires_grad else "sin"
+        raise RuntimeError(
+            f"{op}: {name} requires grad, and the tables have no gradient; needed cos.detach() and sin.detach()"
+        )
 
 
 def _refuse_gradient(*_: Any) -> NoReturn:
@@ -228,7 +352,46 @@ def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: An
     return choices
 
 
+def _over_normed_heads(
+    query: Any, key: Any, query_weight: Any, key_weight: Any, cos: Any, sin: Any, positions: Any, *_: Any
+) -> Any:
+    """The same; every shard has the whole weights."""
+    from torch.distributed.tensor import Replicate
+
+    weights = [None if weight is None else Replicate() for weight in (query_weight, key_weight)]
+    return [
+        (results, [*given[:2], *weights, *given[2:5], *(None,) * 5])
+        for results, given in _over_heads(query, key, cos, sin, positions)
+    ]
+
+
+def _check_normed(
+    query: Tensor,
+    key: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    eps: float,
+    casting: int,
+    interleaved: bool,
+    _: bool,
+    inverse: bool,
+) -> None:
+    op = "rms_norm_rotary_embedding"
+    _rotation.inputs(op, query, key, cos, sin, positions, interleaved, inverse, whole=True)
+    _rotation.norms(op, query, key, query_weight, key_weight, eps, casting)
+
+
 with namespace.family("rotary", __package__):
+    RMS_NORM_ROTARY_EMBEDDING = register(
+        "rms_norm_rotary_embedding",
+        check=_check_normed,
+        result=_like,
+        gradient=_NormRotary.apply,
+        sharding=_over_normed_heads,
+    )
     ROTARY_EMBEDDING = register(
         "rotary_embedding",
         check=lambda *args: _rotation.inputs("rotary_embedding", *args),
@@ -243,5 +406,6 @@ with namespace.family("rotary", __package__):
         gradient=_refuse_gradient,
     )
 
+_NORM_ROTARY = Route(RMS_NORM_ROTARY_EMBEDDING, _NormRotary)
 _ROTARY = Route(ROTARY_EMBEDDING, _Rotary)
 _ROTARY_IN_PLACE = Route(ROTARY_EMBEDDING_, _refuse_gradient)
