@@ -149,7 +149,7 @@ def _fingerprint_of(group: Group) -> str:
     method = next((rule.method for rule in RULES if rule.kind == group.kind), "forward")
     try:
         found = getattr(importlib.import_module(module), cls)
-        by_rule = isinstance(found, type) and group.kind != "logits"
+        by_rule = isinstance(found, type) and group.kind not in ("logits", "rotary")
         return fingerprint(found, method) if by_rule else loss.fingerprint_of(found)
     except (ImportError, AttributeError, Unreadable) as error:
         return f"none ({str(error).splitlines()[0]})"

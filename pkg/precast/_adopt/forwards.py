@@ -9,6 +9,8 @@ parameters have, autocast to 16 bits, tensor subclasses, views that are not cont
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from precast.ops.layer_norm import layer_norm as _layer_norm
 from precast.ops.losses import cross_entropy, linear_cross_entropy
 from precast.ops.rms_norm import Casting
 from precast.ops.rms_norm import rms_norm as _rms_norm
+from precast.ops.rotary import rms_norm_rotary_embedding
 from precast.ops.softmax import scaled_softmax
 
 GATES: dict[str, Callable[..., Tensor]] = {
@@ -33,6 +36,7 @@ GATES: dict[str, Callable[..., Tensor]] = {
 # A partial cannot be told apart from those of others, except by its function.
 _OURS: list[Callable[..., Any]] = []
 _is_compiling = torch.compiler.is_compiling
+ROTATE = "apply_rotary_pos_emb"  # the function of a module of transformers that its attention calls
 LOSS = "_loss_function"  # what the setter of transformers' ``loss_function`` writes
 GATE = "_apply_gate"  # what transformers calls between the projections of experts
 
@@ -150,6 +154,71 @@ def swapped_gated(module: Module, gate: str, names: tuple[str, str], device: str
 
 
 @_ours
+def attention(
+    module: Any, norms: tuple[tuple[str, str], ...], casting: Casting, device: str, /, *given: Any, **named: Any
+) -> Any:
+    """An attention whose queries and keys are rotated, after norms; of each, its name and that of its eps.
+
+    The own forward runs with two changes: the norms do nothing, and the function that rotates normalises too.
+    """
+    parts = [module._modules[name] for name, _ in norms]
+    if _is_compiling() or any(_is_changed(part) for part in parts):
+        return own(module, *given, **named)
+    eps = [eps_of(part, name) for part, (_, name) in zip(parts, norms, strict=True)]
+    twin = twin_of(module, {name: StandIn(None) for name, _ in norms})
+    forward = type(module).forward
+    rotate = functools.partial(_turned, inspect.unwrap(forward).__globals__[ROTATE], parts, eps, casting, device)
+    return _with_global(forward, ROTATE, rotate)(twin, *given, **named)
+
+
+def _with_global(function: Any, name: str, value: object) -> Any:
+    """A copy of a function with another value of a global name; decorators stay around it."""
+    inner = getattr(function, "__wrapped__", None)
+    cells = [
+        types.CellType(_with_global(inner, name, value)) if inner is not None and cell.cell_contents is inner else cell
+        for cell in function.__closure__ or ()
+    ]
+    names = function.__globals__ if inner is not None else {**function.__globals__, name: value}
+    copied = types.FunctionType(function.__code__, names, None, function.__defaults__, tuple(cells) or None)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _is_changed(norm: Module) -> bool:
+    """Whether a call of the norm does more than its class says."""
+    replaced = norm.__dict__.get("forward")
+    return has_hooks(norm) or not (replaced is None or is_ours(replaced))
+
+
+def _turned(
+    rotate: Callable[..., Any], norms: list[Any], eps: list[float], casting: Casting, device: str, /, *given: Any
+) -> Any:
+    """``rotate`` of normalised queries and keys, ``(batch, heads, tokens, width)`` with tables ``(batch, ...)``."""
+    query, key, cos, sin = given
+    weights = [norm.weight for norm in norms] or [None, None]
+    plain = all(weight is None or type(weight) in (Tensor, torch.nn.Parameter) for weight in weights)
+    if (
+        not (plain and all(_served(x, weights[0], device) and _served(x, cos, device) for x in (query, key, cos, sin)))
+        or len({*eps}) > 1
+        or cos.requires_grad
+        or sin.requires_grad
+        or not cos.shape == sin.shape == (cos.shape[0], *query.shape[2:])
+        or cos.shape[0] not in (1, query.shape[0])
+    ):
+        heads = [norm(x) for norm, x in zip(norms, given, strict=False)] or [query, key]
+        return rotate(*heads, cos, sin)
+    heads = [x.transpose(1, 2) for x in (query, key)]
+    shapes = [x.shape for x in heads]
+    if cos.shape[0] == 1:
+        tables = [cos[0], sin[0]]
+    else:
+        heads, tables = ([x.flatten(0, 1) for x in some] for some in (heads, (cos, sin)))
+    options: dict[str, Any] = {"eps": eps[0], "casting": casting} if eps else {}
+    turned = rms_norm_rotary_embedding(heads[0], heads[1], *weights, *tables, rounding="each", **options)
+    return tuple(y.view(shape).transpose(1, 2) for y, shape in zip(turned, shapes, strict=True))  # type: ignore[union-attr]
+
+
+@_ours
 def gate_of_experts(module: Module, gate: str, device: str, /, both: Tensor) -> Any:
     """The gate of all experts' rows."""
     act: Any = module._modules["act_fn"]
@@ -162,6 +231,7 @@ def gate_of_experts(module: Module, gate: str, device: str, /, both: Tensor) -> 
 def causal_loss(
     own_loss: Callable[..., Tensor],
     device: str,
+    head: Module | None,
     /,
     logits: Tensor,
     labels: Tensor | None,
@@ -171,28 +241,23 @@ def causal_loss(
     shift_labels: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """The loss of the next tokens; like the own one, it reads no ``others``. It can be differentiated once."""
-    if _is_compiling() or not _plain(logits, device) or not _is_single(num_items_in_batch):
-        options = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, **others}
-        return own_loss(logits, labels, vocab_size, shift_labels=shift_labels, **options)
-    options = _options(logits, labels, num_items_in_batch, ignore_index, shift_labels)
-    return cross_entropy(logits.view(-1, vocab_size), **options)
+    """The loss of the next tokens; like the own one, it reads no ``others``. It can be differentiated once.
 
-
-def _is_single(items: Any) -> bool:
-    return items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
-
-
-def _options(like: Tensor, labels: Any, items: Any, ignore_index: int, shifted: Any) -> dict[str, Any]:
-    """The arguments of our losses for those of the own one."""
-    if shifted is None:
-        shifted = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    items = items.to(like.device) if isinstance(items, Tensor) else items
-    return {
-        "target": shifted.reshape(-1).to(like.device),
+    With a ``head``, ``logits`` are still the rows before it.
+    """
+    items: Any = num_items_in_batch
+    single = items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
+    if not single or (head is None and (_is_compiling() or not _plain(logits, device))):
+        others |= {"num_items_in_batch": items, "ignore_index": ignore_index, "shift_labels": shift_labels}
+        return own_loss(logits if head is None else head(logits), labels, vocab_size, **others)
+    if shift_labels is None:
+        shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "target": shift_labels.reshape(-1).to(logits.device),
         "ignore_index": ignore_index,
-        "num_items_in_batch": items,
+        "num_items_in_batch": items.to(logits.device) if isinstance(items, Tensor) else items,
     }
+    return cross_entropy(logits.view(-1, vocab_size), **options) if head is None else head(logits, **options)
 
 
 @_ours
@@ -203,27 +268,9 @@ def without_logits(model: Any, own_loss: Callable[..., Tensor], device: str, /, 
     if named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept or _is_compiling():
         return own(model, *given, **named)
     twin: Any = twin_of(model, {"lm_head": StandIn(None)})
-    twin.__dict__[LOSS] = functools.partial(_loss_of_rows, model.lm_head, own_loss)
+    twin.__dict__[LOSS] = functools.partial(causal_loss, own_loss, device, model.lm_head)
     result = type(model).forward(twin, *given, **named)
     return type(result)(**{name: value for name, value in result.items() if name != "logits"})
-
-
-def _loss_of_rows(
-    head: Module,
-    own_loss: Callable[..., Tensor],
-    logits: Tensor,
-    labels: Tensor | None,
-    vocab_size: int,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    shift_labels: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
-    """The own loss of what the head makes of ``logits``, which are still the rows before it."""
-    if not _is_single(num_items_in_batch):
-        options = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, **others}
-        return own_loss(head(logits), labels, vocab_size, shift_labels=shift_labels, **options)
-    return head(logits, **_options(logits, labels, num_items_in_batch, ignore_index, shift_labels))  # type: ignore[no-any-return]
 
 
 @_ours

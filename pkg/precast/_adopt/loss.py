@@ -40,7 +40,7 @@ def bound(model: Any, device: str) -> tuple[functools.partial[Any] | None, str, 
     found, reason = decide(functools.partial(_trial, own, device), device)
     if found is None:
         return None, digest, f"its loss: {reason}"
-    return functools.partial(forwards.causal_loss, own, device), digest, f"{found} and its gradient: {reason}"
+    return functools.partial(forwards.causal_loss, own, device, None), digest, f"{found} and its gradient: {reason}"
 
 
 def fingerprint_of(own: Any) -> str:
@@ -97,7 +97,7 @@ def _trial(own: Any, device: str, dtype: torch.dtype, generator: torch.Generator
     share = torch.softmax(logits.double(), -1) * counted
     hit = torch.nn.functional.one_hot(labels.clamp(min=0), _CLASSES) * counted
     exact, size = (share - hit) / counted.sum(), (share + hit) / counted.sum()
-    ours = _Gradient(functools.partial(forwards.causal_loss, own, device), labels)
+    ours = _Gradient(functools.partial(forwards.causal_loss, own, device, None), labels)
     return Trial(
         _Gradient(own, labels),
         logits,

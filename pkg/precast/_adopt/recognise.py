@@ -15,7 +15,7 @@ import torch
 from torch.nn import Module
 
 from precast._abi.version import Release
-from precast._adopt import forwards, loss
+from precast._adopt import forwards, loss, rotation
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.source import Unreadable, fingerprint, owner
@@ -29,7 +29,6 @@ PACKAGES = {
     "diffusers": (Release(0, 35), Release(1, 0)),
 }
 DEVICES = ("cpu", "cuda")
-# Rotary embeddings are functions of a module, not methods, so there is no instance to patch.
 _CAUSAL = re.compile(r"(ForCausalLM|LMHeadModel)$")
 _ROTARY = re.compile(r"^_?apply_rotary")
 
@@ -78,7 +77,7 @@ def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> I
                 if not logits:
                     yield from _without_logits(found, device)
             elif any(_ROTARY.match(word) for word in _globals_used(cls)):
-                yield Found(name, module, "rotary", methods["forward"][0], _ROTARY_REASON)
+                yield _rotation(name, module, device, id(module) in gathered, proofs)
             continue
         digest = methods[rule.method][0]
         here = next((p.device.type for p in module.parameters()), device)
@@ -93,9 +92,25 @@ def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> I
         yield Found(name, module, rule.kind, digest, proofs[key])
 
 
-_ROTARY_REASON = (
-    "its rotary embedding is a function of the module, which is not ours to patch, and rounds each product to 16 bits"
-)
+def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
+    here = next((p.device.type for p in module.parameters()), device)
+    digest, norms = rotation.known(module)
+    reason = norms if isinstance(norms, str) else _refusal(module, "forward", here, gathered)
+    if reason or isinstance(norms, str):
+        return Found(name, module, "rotary", digest, reason)
+    eps = [forwards.eps_of(module._modules[part], attribute) for part, attribute in norms]
+    key = (type(module), here, module.head_dim, *eps)
+    if key not in proofs:
+        try:
+            casting, note = rotation.prove(module, norms, here)
+        except KernelError as error:
+            casting, note = None, f"no kernel here: {str(error).splitlines()[0]}"
+        if casting is None:
+            proofs[key] = note
+        else:
+            bind = lambda one: functools.partial(forwards.attention, one, norms, casting, here)  # noqa: E731
+            proofs[key] = Exact(bind, note, None, here)
+    return Found(name, module, "rotary", digest, proofs[key])
 
 
 def _loss(name: str, model: Any, device: str) -> Found:

@@ -1,0 +1,134 @@
+"""The rotary embedding of an attention of transformers, with the norms of queries and keys.
+
+The function that rotates is a global name of a Python module, which other models may use. So it stays, and the instance
+of an attention calls a copy of its own forward, in which that name means the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from precast._adopt import forwards
+from precast._adopt.loss import fingerprint_of
+from precast._adopt.probe import Trial, decide, twin_of
+from precast._adopt.rules import RULES
+from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions
+from precast.ops.rms_norm import CASTINGS
+from precast.ops.rotary import rms_norm_rotary_embedding
+
+# By the forward of an attention: the names of the norms of queries and keys, and the function that rotates.
+_KNOWN: dict[str, tuple[tuple[str, ...], str]] = {
+    "a2b0969cbf020d60": ((), "60f8b8263d541890"),  # transformers Llama
+    "131c43eb178a09c5": (("q_norm", "k_norm"), "3795f6502d771580"),  # transformers Qwen3
+    "91e47e81cf1daee3": (("q_norm", "k_norm"), "94091dea9209dd7e"),  # transformers Qwen3-MoE
+    "b40fb8716476e344": (("q_norm", "k_norm"), "a5859cb5f5bca205"),  # transformers Gemma 3
+}
+_EPS = next(rule.known for rule in RULES if rule.kind == "rms_norm")
+_TOKENS, _HEADS, _KEYS = 16, 4, 2
+_EACH, _ONCE = "each", "once"
+
+
+def known(module: Any) -> tuple[str, tuple[tuple[str, str], ...] | str]:
+    """The fingerprint of an attention, and the names of its norms with those of their eps, or why it must stay."""
+    try:
+        digest = fingerprint_of(type(module))
+        if digest not in _KNOWN:
+            return digest, "no rule knows what its forward does"
+        names, rotation = _KNOWN[digest]
+        here = inspect.unwrap(type(module).forward).__globals__
+        if fingerprint_of_functions(here[forwards.ROTATE], here["rotate_half"]) != rotation:
+            return digest, f"its {forwards.ROTATE} was replaced"
+        norms = [module._modules[name] for name in names]
+        found = [_EPS.get(fingerprint(type(norm)), "") for norm in norms]
+    except Unreadable as error:
+        return "", str(error)
+    if "" in found:
+        return digest, "no rule knows what its norms do"
+    if any("forward" in norm.__dict__ and not forwards.is_ours(norm.__dict__["forward"]) for norm in norms):
+        return digest, "the forward of its norms was replaced before"
+    if any(map(forwards.has_hooks, norms)):
+        return digest, "its norms have hooks, which would see no norm"
+    if len({forwards.eps_of(norm, eps) for norm, eps in zip(norms, found, strict=True)}) > 1:
+        return digest, "its norms have two values of eps"
+    return digest, tuple(zip(names, found, strict=True))
+
+
+def prove(module: Any, norms: tuple[tuple[str, str], ...], device: str) -> tuple[str | None, str]:
+    """The casting of the norms if the kernel rounds like the attention, or None; and a line for the report."""
+    found, reason = decide(functools.partial(_trial, module, norms, device), device)
+    if found is None:
+        return None, reason
+    casting, _, rounding = found.partition(", ")
+    if rounding != _EACH:
+        return None, "it rounds the products of the rotation once"
+    what = f'rms_norm_rotary_embedding, casting="{casting}"' if norms else "rms_norm_rotary_embedding without a norm"
+    return casting, f"{what}: {reason}"
+
+
+class _Rotation(Module):
+    """Its forward is what an attention does between its projections and its cache."""
+
+    def __init__(self, rotate: Any, norms: list[Module], cos: Tensor, sin: Tensor) -> None:
+        super().__init__()
+        self.rotate, self.norms, self.tables = rotate, norms, (cos[None], sin[None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotated heads, ``(tokens, heads, width)`` as the given ones."""
+        both = x.split((_HEADS, _KEYS), 1)
+        if self.norms:
+            both = tuple(type(norm).forward(norm, one) for norm, one in zip(self.norms, both, strict=True))
+        turned = self.rotate(*(one.transpose(0, 1)[None] for one in both), *self.tables)
+        return torch.cat([one[0].transpose(0, 1) for one in turned], 1)
+
+
+def _trial(
+    module: Any, norms: tuple[tuple[str, str], ...], device: str, dtype: torch.dtype, generator: torch.Generator
+) -> Trial:
+    width = int(module.head_dim)
+    rotate = inspect.unwrap(type(module).forward).__globals__[forwards.ROTATE]
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    x, cos, sin = random(_TOKENS, _HEADS + _KEYS, width) * 3, random(_TOKENS, width), random(_TOKENS, width)
+    parts = [module._modules[name] for name, _ in norms]
+    weights = [random(width) for _ in parts]
+    twins = [twin_of(part, {"weight": weight}) for part, weight in zip(parts, weights, strict=True)]
+    eps = forwards.eps_of(parts[0], norms[0][1]) if norms else 0.0
+    castings = tuple(CASTINGS) if norms else ("none",)
+
+    def kernel(casting: Any, rounding: Any) -> Tensor:
+        given: Any = (*x.split((_HEADS, _KEYS), 1), *(weights or (None, None)), cos, sin)
+        both = rms_norm_rotary_embedding(*given, eps=eps, casting=casting, rounding=rounding)
+        return torch.cat([one for one in both if one is not None], 1)
+
+    def rounded(value: Tensor) -> Tensor:
+        return value.to(dtype).double()
+
+    def exact(error: float, casting: str, rounding: str) -> Tensor:
+        heads = x.double()
+        if norms:
+            normal = heads / torch.sqrt(heads.square().mean(-1, keepdim=True) + eps) * error
+            counts = (_HEADS, _KEYS)
+            scale = torch.cat([w.double().expand(n, width) for w, n in zip(weights, counts, strict=True)])
+            heads = rounded(
+                {"none": normal * scale, "gemma": normal * (1 + scale)}.get(casting, rounded(normal) * scale)
+            )
+        first, second = heads.chunk(2, -1)
+        step = rounded if rounding == _EACH else (lambda value: value)
+        straight, across = heads * cos.double()[:, None], torch.cat([-second, first], -1) * sin.double()[:, None]
+        return (step(straight) + step(across)) * error
+
+    names = [(casting, rounding) for casting in castings for rounding in (_EACH, _ONCE)]
+    return Trial(
+        _Rotation(rotate, twins, cos, sin),
+        x,
+        {f"{casting}, {rounding}": kernel(casting, rounding) for casting, rounding in names},
+        lambda error: {f"{casting}, {rounding}": exact(error, casting, rounding) for casting, rounding in names},
+    )

@@ -1,0 +1,185 @@
+"""The rotary embedding of attentions: the bits of the own forward, the calls that run it, and what is left alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import precast  # noqa: E402
+from precast._adopt import command, forwards, rotation  # noqa: E402
+from precast._adopt.run import adopt_by  # noqa: E402
+from tests.adopt import zoo  # noqa: E402
+from tests.adopt.test_models import QUIET  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+IDS = torch.arange(24).view(2, 12)
+
+
+def attentions(model: Any) -> list[Any]:
+    return [one for one, name, bound in forwards.patched(model) if bound.func is forwards.attention]
+
+
+def reasons(model: Any) -> set[str]:
+    return {group.note for group in adopt_by((), model).left if group.kind == "rotary"}
+
+
+def step(model: Any, **more: Any) -> tuple[Any, list[Any]]:
+    """Logits, and the gradients of their own loss."""
+    model.zero_grad()
+    result = model.train()(input_ids=IDS, labels=IDS, **more)
+    result.loss.backward()
+    return result.logits.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+def adopted(name: str, dtype: Any) -> tuple[Any, Any]:
+    """A model, and one of which nothing but the attentions is adopted."""
+    model = zoo.make(name, dtype)
+    other = copy.deepcopy(model)
+    assert adopt_by((), other).ok
+    del other.__dict__[forwards.LOSS]
+    assert len(attentions(other)) == 2
+    return model, other
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_bits_and_the_gradients_of_llama(dtype: Any) -> None:
+    (logits, gradients), (ours, other) = map(step, adopted("llama", dtype))
+    assert torch.equal(ours, logits)
+    assert all(map(torch.equal, other, gradients))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gemma3"])
+def test_norms_and_rotation_round_as_the_own_ones(name: str, dtype: Any) -> None:
+    """In bfloat16 the logits have the same bits; in float32 what is left is the order of the sums of the norms."""
+    (logits, gradients), (ours, other) = map(step, adopted(name, dtype))
+    if dtype == torch.bfloat16:
+        assert torch.equal(ours, logits)
+    torch.testing.assert_close(ours, logits, rtol=0, atol=2e-6)
+    bound = 2e-6 if dtype == torch.float32 else 0.02
+    for one, right in zip(other, gradients, strict=True):
+        assert float((one - right).abs().max()) <= bound * float(right.abs().max())
+
+
+def test_undo_a_copy_a_pickle_and_the_kept_report() -> None:
+    model, other = adopted("qwen3", torch.float32)
+    right, _ = step(other)
+    for same in (copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+        assert attentions(same) and attentions(same)[0] is not attentions(other)[0]
+        assert torch.equal(step(same)[0], right)
+    report = precast.adopt(zoo.make("qwen3"))
+    assert command.drift(report) == ()
+    precast.undo_adopt(other)
+    assert not attentions(other)
+    assert torch.equal(step(other)[0], step(model)[0])
+
+
+def test_compiled_the_own_forward_is_traced() -> None:
+    model, other = adopted("gemma3", torch.float32)
+    compiled = torch.compile(other, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+def served(monkeypatch: pytest.MonkeyPatch, model: Any, **more: Any) -> tuple[int, Any]:
+    """How many attentions took the kernel in a step, and its logits."""
+    calls = []
+    kernel = forwards.rms_norm_rotary_embedding
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        return kernel(*given, **named)
+
+    monkeypatch.setattr(forwards, "rms_norm_rotary_embedding", counted)
+    logits, _ = step(model, **more)
+    monkeypatch.setattr(forwards, "rms_norm_rotary_embedding", kernel)
+    return len(calls), logits
+
+
+def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = adopted("qwen3", torch.float32)
+    right, _ = step(model)
+    assert served(monkeypatch, other)[0] == 2
+    positions = torch.stack([torch.arange(12), torch.arange(3, 15)])
+    count, logits = served(monkeypatch, other, position_ids=positions)
+    assert count == 2  # a row of the tables for each token of each sequence
+    torch.testing.assert_close(logits, step(model, position_ids=positions)[0], rtol=0, atol=2e-6)
+    seen: list[Any] = []
+    hook = attentions(other)[0].q_norm.register_forward_hook(lambda *given: seen.append(given[2]))
+    assert served(monkeypatch, other)[0] == 1 and len(seen) == 1
+    hook.remove()
+    attentions(other)[1].k_norm.forward = lambda x: x
+    assert served(monkeypatch, other)[0] == 1
+    del attentions(other)[1].k_norm.forward
+    with torch.autocast("cpu", torch.bfloat16):
+        assert served(monkeypatch, other)[0] == 0
+    tables = other.model.rotary_emb
+    monkeypatch.setattr(type(tables), "forward", lambda *_: (torch.ones(1, 12, 16, requires_grad=True),) * 2)
+    assert served(monkeypatch, other)[0] == 0
+    monkeypatch.undo()
+    precast.undo_adopt(other)
+    assert torch.equal(step(other)[0], right)
+
+
+def test_what_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reasons(zoo.make("gpt_oss")) == {"no rule knows what its forward does"}
+    model = zoo.make("qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.q_norm.register_forward_hook(lambda *_: None)
+    assert reasons(model) == {"its norms have hooks, which would see no norm"}
+    model = zoo.make("qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.k_norm.forward = lambda x: x
+    assert reasons(model) == {"the forward of its norms was replaced before"}
+    model = zoo.make("qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.k_norm.variance_epsilon = 1e-5
+    assert reasons(model) == {"its norms have two values of eps"}
+    for layer in model.model.layers:
+        layer.self_attn.k_norm = torch.nn.Linear(16, 16)
+    assert reasons(model) == {"no rule knows what its norms do"}
+    model = zoo.make("llama")
+    for layer in model.model.layers:
+        layer.self_attn.forward = functools.partial(type(layer.self_attn).forward, layer.self_attn)
+    assert {note.partition(",")[0] for note in reasons(model)} == {"its forward was replaced before"}
+
+
+def test_another_function_that_rotates_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other patches replace it for all: the forward means another function then."""
+    from transformers.models.llama import modeling_llama
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rounded_once)
+    assert reasons(zoo.make("llama")) == {"no rule knows what its forward does"}
+    monkeypatch.undo()
+    monkeypatch.setattr(modeling_llama, "rotate_half", lambda x: x)
+    model = zoo.make("llama")
+    monkeypatch.setattr(rotation, "fingerprint_of_functions", lambda *_: "another")
+    assert reasons(model) == {"its apply_rotary_pos_emb was replaced"}
+
+
+def rounded_once(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """In float32, where transformers rounds each product."""
+
+    def turned(x: Any) -> Any:
+        first, second = x.float().chunk(2, -1)
+        return (x * cos[:, None].float() + torch.cat([-second, first], -1) * sin[:, None].float()).to(x.dtype)
+
+    return turned(q), turned(k)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_probe_finds_a_rotation_that_rounds_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if its source were known."""
+    attention = zoo.make(name).model.layers[0].self_attn
+    _, norms = rotation.known(attention)
+    assert not isinstance(norms, str)
+    casting, note = rotation.prove(attention, norms, "cpu")
+    assert casting == ("gemma" if norms else "none") and "decisive elements have the same bits" in note
+    monkeypatch.setitem(rotation.inspect.unwrap(type(attention).forward).__globals__, forwards.ROTATE, rounded_once)
+    assert rotation.prove(attention, norms, "cpu") == (None, "it rounds the products of the rotation once")
