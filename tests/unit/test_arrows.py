@@ -63,6 +63,7 @@ BUILD_ONLY = {
     "_builder/tables.py": {"tomli", "tomllib"},
     "_builder/commands.py": {"setuptools"},
     "build/command.py": {"setuptools"},
+    "build/device.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
     **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "families", "native")},
 }

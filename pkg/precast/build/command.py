@@ -162,8 +162,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def get_source_files(self) -> list[str]:
         """What an sdist needs: also the headers of device code."""
-        ours = (one for one in self.extensions if isinstance(one, DeviceExtension))
-        return [*super().get_source_files(), *(str(path) for one in ours for path in device.sources(one))]
+        return [*super().get_source_files(), *(str(path) for one in self.extensions for path in device.sources(one))]
 
     def get_output_mapping(self) -> dict[str, str]:
         """For an editable install: map each built file to its copy in the source tree."""
@@ -226,7 +225,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         files |= modules
         _drop_strays(Path(self.build_lib), folders)
         self._made = tuple(map(Path, files))
-        files |= self._packages(files) | ({} if self.editable_mode else self._device_sources())
+        files = self._packages(files) | ({} if self.editable_mode else device.shipped(every)) | files
         files |= {where: guarding.answering(files[where]) for where in guarding.asking(files)}
         for relative, content in files.items():
             wheel.write_changed(Path(self.build_lib, relative), content)
@@ -255,16 +254,6 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 f"  needed  a torch of {asked}, or no PRECAST_LABEL"
             )
         return label
-
-    def _device_sources(self) -> dict[str, bytes]:
-        """Device code for the GPUs that have no image, where ``csrc_abs_path`` of an installed class looks for it."""
-        found = {}
-        for one in self.extensions:
-            for path in device.sources(one) if isinstance(one, DeviceExtension) else ():
-                *_, rest = f"/{path.as_posix()}".split("/csrc/")
-                below = rest if rest != f"/{path.as_posix()}" else path.name
-                found[f"{one.name.partition('.')[0]}/csrc/{below}"] = path.read_bytes()
-        return found
 
     def _packages(self, made: Iterable[str]) -> dict[str, bytes]:
         """The Python files of the wheel in the packages with guards, as build_py has put them there."""

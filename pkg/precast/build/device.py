@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import pprint
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from setuptools import Extension
 
 from precast._abi.build_info import DeviceFile
 from precast._abi.capability import GpuTarget
@@ -73,11 +76,26 @@ def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -
     return Made(tuple(files), _MODULE.format(name=extension.name, **texts), found.version)
 
 
-def sources(extension: DeviceExtension) -> list[Path]:
-    """The sources and every header of the project that they include, relative to the folder of setup.py."""
+def sources(extension: Extension) -> list[Path]:
+    """The sources and every header of the project that they include, relative to the folder of setup.py.
+
+    Empty for an extension that is not of device code.
+    """
     root = Path.cwd().resolve()
+    if not isinstance(extension, DeviceExtension):
+        return []
     reached = closure.files(extension.sources, extension.include_dirs, None)
     return sorted(path.relative_to(root) for path in reached if path.is_relative_to(root) and path.is_file())
+
+
+def shipped(extensions: Iterable[Extension]) -> dict[str, bytes]:
+    """Device code for the GPUs that have no image, where ``csrc_abs_path`` of an installed class looks for it."""
+    found = {}
+    for one in extensions:
+        for path in sources(one):
+            *outside, rest = f"/{path.as_posix()}".split("/csrc/")
+            found[f"{one.name.partition('.')[0]}/csrc/{rest if outside else path.name}"] = path.read_bytes()
+    return found
 
 
 def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tuple[GpuTarget, ...]]:
