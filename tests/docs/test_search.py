@@ -50,7 +50,7 @@ QUESTIONS = {
     "does it run on AMD": [Q + "does-it-run-on-an-amd-or-intel-gpu-macos-or-windows"],
     "supported torch versions": [Q + "which-torch-cuda-and-python-versions-are-supported", "support.html"],
     "ARM wheel": ["guides/arm.html"],
-    "port colossalai": ["guides/port.html", Q + "how-do-i-move-from-colossalaikernel-apex-vllm-or-deepspeed"],
+    "port colossalai": ["guides/kernel-author.html", Q + "how-do-i-move-from-colossalaikernel-apex-vllm-or-deepspeed"],
     "make a release": ["guides/release.html", Q + "how-do-i-make-a-release-with-wheels-for-every-cuda"],
     "undefined symbol": [Q + "i-get-undefined-symbol-wrong-abi-or-an-import-error-what-now"],
     "upgrade deprecated": [Q + "how-do-i-upgrade-what-is-deprecated", "guides/upgrade.html"],

@@ -30,9 +30,9 @@ _ADDRESS = "http://127.0.0.1:8000/"
 
 
 def commands(page: str) -> Iterator[str]:
-    """The commands of the half about a package of one's own, in their order; ``text`` blocks are for reading."""
+    """The commands of the half about a package of one's own, in order; other blocks are for reading, or a diff."""
     for block in _BLOCK.finditer(page[page.index("## A package of your own") :]):
-        if block["kind"] != "text":
+        if block["kind"] not in ("text", "diff"):
             assert block["kind"] == "sh", f"no commands: {block['text']}"
             yield block["text"]
 
@@ -47,7 +47,7 @@ def execute(text: str, python: Path, folder: Path, env: Mapping[str, str]) -> tu
     """Run commands as a shell does, with `python` of one environment; what they said, and the folder it ends in."""
     said = ""
     for line in text.splitlines():
-        words = [str(python) if word == "python" else word for word in shlex.split(line)]
+        words = [str(python) if word == "python" else word for word in _globbed(line, folder)]
         if words[0] == "cd":
             folder = folder / words[1]
             continue
@@ -55,6 +55,12 @@ def execute(text: str, python: Path, folder: Path, env: Mapping[str, str]) -> tu
         run = words if words[0] == str(python) else ["sh", "-ec", line]
         said += downstream.run(run, folder, env)
     return said, folder
+
+
+def _globbed(line: str, folder: Path) -> Iterator[str]:
+    """The words of a line; a pattern that files match stands for them."""
+    for word in shlex.split(line):
+        yield from sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "/*" in word else [word]
 
 
 def test_from_nothing_to_a_published_wheel(tmp_path: Path) -> None:
