@@ -220,3 +220,17 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
 def test_a_test_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"no test .*gone\.py"):
         trying._copied(tmp_path / "gone.py", tmp_path / "to")
+
+
+ORPHANS = Path(__file__).resolve().parents[2] / "examples" / "orphans"
+
+
+def test_the_example_shows_the_report_of_its_list() -> None:
+    report = json.loads((ORPHANS / "report.json").read_text())
+    assert shipping.table(report) in (ORPHANS / "README.md").read_text()
+    listed = {(one.name, one.label): one for one in orders.read(ORPHANS / "orphans.toml")}
+    assert sorted(listed) == [(one["name"], one["label"]) for one in report]
+    for one in report:
+        order = listed[one["name"], one["label"]]
+        assert (one["version"], one["sha256"]) == (order.version, order.sha256)
+        assert list(one["builds"]) == [job.name for job in order.jobs]

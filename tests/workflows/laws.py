@@ -17,7 +17,8 @@ import yaml
 # What a workflow for other repositories runs: an installed precast, in an environment of its own.
 FOR_OTHERS = "wheels.yml"
 INSTALLED = '"$RUNNER_TEMP/precast/bin/python" -m '
-INSTALL = f'{INSTALLED}pip install --no-deps "$PRECAST"'
+# Python 3.10 has no reader of TOML.
+INSTALL = f'{INSTALLED}pip install --no-deps "$PRECAST" tomli'
 SHELL = re.compile(r"\$\(|\$\{\{|[;&|`<>\n]")  # "${{" would paste text of a stranger into a shell
 WRITES = "write"
 FORBIDDEN_TRIGGERS = {"pull_request_target", "workflow_run", "issue_comment"}
