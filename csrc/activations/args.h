@@ -25,8 +25,12 @@ enum Form : int {
   kSingle = 2,   // elements
 };
 
-// Threads per block in all kernels.
+// Threads per block.
 constexpr unsigned int kThreads = 64;
+constexpr unsigned int kManyThreads = 256;  // in `others`, for many vectors without factors
+
+// Vectors of a row that a block of backward_shifted handles: a warp's last lane only lends its neighbour a vector.
+constexpr int kLentVectors = kThreads / 32 * 31;
 
 // Elements per thread in an `any` kernel, kThreads apart. All are loaded before the first is used.
 constexpr int kElements = 4;
@@ -75,9 +79,14 @@ struct BackwardArgs {
   int step;  // of the gradients as well
   int form;
   int tail;
+  const char* grad_end;  // of the memory of all gradients, gates and factors; read by the `shifted` kernels
+  const char* gate_end;
+  const char* factor_end;
+  unsigned row_bytes;  // of grad; likewise
+  int unused;
 };
 
-static_assert(sizeof(ForwardArgs) == 112 && sizeof(BackwardArgs) == 112, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 112 && sizeof(BackwardArgs) == 144, "host and device must agree");
 
 }  // namespace activations
 }  // namespace precast

@@ -8,8 +8,7 @@
 namespace precast::activations {
 namespace {
 
-// The choice of kernels is that of host.cpp, with grad and the two halves of grad_x aligned as well. There is no
-// `shifted` kernel, because the halves of grad_x differ in their misalignment to 16 bytes.
+// The choice of kernels is that of host.cpp, with grad and the two halves of grad_x aligned as well.
 
 PRECAST_ENTRIES(ACTIVATIONS_BACKWARD_KERNELS)
 
@@ -19,6 +18,8 @@ constexpr GatedKernels kKernels = {
     {PRECAST_BY_DTYPE(silu_backward, ), PRECAST_BY_DTYPE(gelu_backward, ), PRECAST_BY_DTYPE(gelu_tanh_backward, )},
     PRECAST_BY_DTYPE(gated_backward, _others),
     PRECAST_BY_DTYPE(gated_backward, _any),
+    PRECAST_BY_DTYPE(gated_backward, _shifted),
+    kLentVectors,
 };
 
 // ---- the two devices ----
@@ -34,6 +35,10 @@ void backward_cuda(const Gated& gated, const Places& at, const ReadRows& grad, c
   args.alpha = gated.alpha;
   args.limit = gated.limit;
   args.step = static_cast<int>(at.step);
+  args.row_bytes = static_cast<unsigned>(gated.columns * bytes);
+  args.grad_end = end_of(gated, grad.data(), args.grad_stride);
+  args.gate_end = end_of(gated, at.gate, args.gate_stride);
+  args.factor_end = at.factor == nullptr ? args.gate_end : end_of(gated, at.factor, args.factor_stride);
   const uint64_t misaligned = misaligned_at(gated, at) | misaligned_at(gated, result);
   const Chosen chosen =
       choose(kKernels, gated, misaligned | misalignment(grad.data(), gated.rows > 1 ? args.grad_stride : 0));

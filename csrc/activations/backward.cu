@@ -140,14 +140,9 @@ DEVICE void store_halves(const BackwardArgs& a, i64 row, i64 column, const Halve
   store(a.grad_factor + row * a.grad_x_stride + column, grads.factor);
 }
 
-template <class T>
-DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
-  Halves x = load_halves<T, true>(a, row, column);
-  Vector grad = load_constant(a.grad + row * a.grad_stride + column);
-  if (a.factor == nullptr) {
-    const auto slope = [&](int, float g, float v) { return g * alone_slope<T>(a, v); };
-    return store(a.grad_gate + row * a.grad_x_stride + column, combine<T>(grad, x.gate, slope));
-  }
+// The gradients of a vector, from element(grad, gate, factor), two or one elements at a time.
+template <class T, class Body>
+DEVICE Halves gradients_of(Halves x, Vector grad, const Body& element) {
 #pragma unroll 1
   for (int k = 0; k < 4; ++k) {
     float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
@@ -156,7 +151,7 @@ DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
     T::unpack(grad.word[0], g);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) {
-      const Pair grads = other_gradients<T>(a, g[e], gate[e], factor[e]);
+      const Pair grads = element(g[e], gate[e], factor[e]);
       gate[e] = grads.gate;
       factor[e] = grads.factor;
     }
@@ -164,13 +159,25 @@ DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
     append(x.factor, T::pack(factor));
     append(grad, 0);
   }
+  return x;
+}
+
+template <class T>
+DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
+  Halves x = load_halves<T, true>(a, row, column);
+  const Vector grad = load_constant(a.grad + row * a.grad_stride + column);
+  if (a.factor == nullptr) {
+    const auto slope = [&](int, float g, float v) { return g * alone_slope<T>(a, v); };
+    return store(a.grad_gate + row * a.grad_x_stride + column, combine<T>(grad, x.gate, slope));
+  }
+  x = gradients_of<T>(x, grad, [&](float g, float v, float f) { return other_gradients<T>(a, g, v, f); });
   store_halves<T>(a, row, column, x);
 }
 
 // One vector or one element of grad, for the activations that share a kernel. Gates and factors may alternate.
 template <class T>
 DEVICE void backward_others(const BackwardArgs& a) {
-  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
   const auto element = [&](float g, float x, float f) { return other_gradients<T>(a, g, x, f); };
@@ -179,6 +186,42 @@ DEVICE void backward_others(const BackwardArgs& a) {
   }
   if (is_tail(index, a.units, a.tail)) return backward_tail<T>(a, at, element);
   other_vectors<T>(a, at.row, static_cast<i64>(at.column) * 16);
+}
+
+// A row at any address. Each thread computes one aligned vector of the gates' gradients. Those of factors begin at
+// another remainder of 16 bytes, so a thread stores the aligned vector that begins in its own and ends in that of the
+// next lane; the last lane of a warp only lends its vector.
+template <class T>
+DEVICE void backward_shifted(const BackwardArgs& a) {
+  const u32 lane = threadIdx.x % 32, index = blockIdx.x * kLentVectors + threadIdx.x / 32 * 31 + lane;
+  const bool exists = index < a.units.total;
+  const Place of = place_of(exists ? index : a.units.total - 1, a.units);
+  char* const gates = a.grad_gate + of.row * a.grad_x_stride;
+  const Shifted<T> at(gates, a.row_bytes);
+  Halves x = {};
+  if (exists && of.column < at.count) {
+    Vector all[3];
+    load_anywhere<T, 3>(
+        {{a.grad + of.row * a.grad_stride, a.grad, a.grad_end}, gate_stream(a, of.row), factor_stream(a, of.row)},
+        static_cast<i64>(of.column) * 16 - at.lead, a.row_bytes, all);
+    x = gradients_of<T>({all[1], all[2]}, all[0], [&](float g, float v, float f) -> Pair {
+      if (a.activation > kGeluTanh) return other_gradients<T>(a, g, v, f);
+      const Slope here = slope_at(a.activation, v);
+      return {g * f * here.slope, g * here.value};
+    });
+    if (lane < 31) at.store_to(gates, of.column, x.gate);
+  }
+  if (a.factor == nullptr) return;
+  Vector next;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) next.word[k] = __shfl_down_sync(0xffffffffu, x.factor.word[k], 1);
+  if (!exists || of.column >= at.count || lane == 31) return;
+  char* const factors = a.grad_factor + of.row * a.grad_x_stride;
+  const Shifted<T> to(factors, a.row_bytes);
+  const bool later = at.lead < to.lead;
+  const u32 from = (at.lead - to.lead) & 15, column = of.column + (later ? 1 : 0);
+  if (column < to.count) to.store_to(factors, column, shifted(x.factor, next, from));
+  if (later && of.column == 0) to.store_to(factors, 0, shifted(Vector{}, x.factor, from));
 }
 
 // Any row, one element at a time.

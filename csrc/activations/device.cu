@@ -98,7 +98,7 @@ DEVICE Vector other_vector(const ForwardArgs& a, const Halves& x) {
 template <class T>
 DEVICE void forward_others(const ForwardArgs& a) {
   begin_launch(a.early);
-  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
   if (a.form == kSingle) {
@@ -123,7 +123,10 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
   char* y = a.y + of.row * a.y_stride;
   const Shifted<T> at(y, a.row_bytes);
   if (of.column >= at.count) return;
-  const Halves x = load_halves_anywhere<T>(a, of.row, static_cast<i64>(of.column) * 16 - at.lead);
+  Vector both[2];
+  load_anywhere<T, 2>({gate_stream(a, of.row), factor_stream(a, of.row)}, static_cast<i64>(of.column) * 16 - at.lead,
+                      a.row_bytes, both);
+  const Halves x = {both[0], both[1]};
   Vector result;
   if (a.activation == kSilu) {
     result = gated_vector<T, Silu>(x);

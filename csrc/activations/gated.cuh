@@ -102,23 +102,49 @@ DEVICE Vector load_elements(const char* row, i64 from, i64 columns) {
   return v;
 }
 
-// Gates and factors for one vector of the result, from rows at any address: out of the two aligned vectors each that
-// contain them. All four are loaded at once, and one branch decides for all whether they lie in the tensors' memory.
-template <class T>
-DEVICE Halves load_halves_anywhere(const ForwardArgs& a, i64 row, i64 column) {
-  const char* const gates = a.gate + row * a.gate_stride;
-  const char* const factors = a.factor == nullptr ? gates : a.factor + row * a.factor_stride;
-  const u32 gate_from = static_cast<u32>(reinterpret_cast<u64>(gates + column)) & 15;
-  const u32 factor_from = static_cast<u32>(reinterpret_cast<u64>(factors + column)) & 15;
-  const char *const gate = gates + column - gate_from, *const factor = factors + column - factor_from;
-  const char* const factor_begin = a.factor == nullptr ? a.gate : a.factor;
-  if (gate >= a.gate && factor >= factor_begin && gate + 32 <= a.gate_end && factor + 32 <= a.factor_end) {
-    const Vector first = load_constant(gate), second = load_constant(gate + 16);
-    const Vector third = load_constant(factor), fourth = load_constant(factor + 16);
-    return {shifted(first, second, gate_from), shifted(third, fourth, factor_from)};
+// Vectors of rows at any address, for one vector of the result: out of the two aligned vectors each that contain them.
+// All are loaded at once, and one branch decides for all whether they lie in the tensors' memory.
+struct Stream {
+  const char *row, *begin, *end;
+};
+
+template <class T, int kStreams>
+DEVICE void load_anywhere(const Stream (&stream)[kStreams], i64 column, u32 row_bytes, Vector (&found)[kStreams]) {
+  u32 from[kStreams];
+  bool inside = true;
+#pragma unroll
+  for (int s = 0; s < kStreams; ++s) {
+    const char* const at = stream[s].row + column;
+    from[s] = static_cast<u32>(reinterpret_cast<u64>(at)) & 15;
+    inside = inside && at - from[s] >= stream[s].begin && at - from[s] + 32 <= stream[s].end;
   }
-  const i64 from = column / T::kBytes, columns = a.row_bytes / T::kBytes;
-  return {load_elements<T>(gates, from, columns), load_elements<T>(factors, from, columns)};
+  if (inside) {
+    Vector first[kStreams], second[kStreams];
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      const char* const at = stream[s].row + column - from[s];
+      first[s] = load_constant(at);
+      second[s] = load_constant(at + 16);
+    }
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) found[s] = shifted(first[s], second[s], from[s]);
+    return;
+  }
+#pragma unroll
+  for (int s = 0; s < kStreams; ++s) {
+    found[s] = load_elements<T>(stream[s].row, column / T::kBytes, row_bytes / T::kBytes);
+  }
+}
+
+// Without factors, gates take their place.
+template <class Args>
+DEVICE Stream gate_stream(const Args& a, i64 row) {
+  return {a.gate + row * a.gate_stride, a.gate, a.gate_end};
+}
+template <class Args>
+DEVICE Stream factor_stream(const Args& a, i64 row) {
+  if (a.factor == nullptr) return gate_stream(a, row);
+  return {a.factor + row * a.factor_stride, a.factor, a.factor_end};
 }
 
 // The same for one element.

@@ -123,12 +123,13 @@ inline Units make_units(int64_t rows, int64_t columns) {
 }
 
 // The kernels of a family: one for each of the first three activations, one for the others, one for any shape, and one
-// that takes aligned vectors of rows at any address, if the family has it.
+// that takes aligned vectors of rows at any address.
 struct GatedKernels {
   ByDType alone[3];
   ByDType others;
   ByDType any;
-  ByDType shifted = kNoEntry;
+  ByDType shifted;
+  int64_t shifted_units;  // of a block of it
 };
 
 // An entry point, and the units of its work.
@@ -138,10 +139,15 @@ struct Chosen {
   int64_t row_units;
   int64_t block_units;
   int64_t element_bytes;
-  int tail = 0;  // elements of the last unit of all, if it is not a whole vector
+  int tail = 0;                 // elements of the last unit of all, if it is not a whole vector
+  uint32_t threads = kThreads;  // of a block
 
   int64_t unit_bytes() const { return form == kSingle ? element_bytes : 16; }
 };
+
+// Activations without factors move so little per thread that a GPU cannot start blocks of 64 threads fast enough, about
+// one in a cycle. kManyUnits: of a multiprocessor, from which on the blocks are larger.
+constexpr int64_t kManyUnits = 2048;
 
 // `misaligned`: of the tensors, without the length of a row.
 inline Chosen choose(const GatedKernels& kernels, const Gated& gated, uint64_t misaligned) {
@@ -150,13 +156,21 @@ inline Chosen choose(const GatedKernels& kernels, const Gated& gated, uint64_t m
   const ByDType& vectors = other ? kernels.others : kernels.alone[gated.activation];
   const int64_t rest = row_bytes & 15;
   if (misaligned == 0 && (rest == 0 || gated.rows == 1)) {
-    return {vectors[gated.dtype], kVectors, (row_bytes + 15) / 16, kThreads, bytes, static_cast<int>(rest / bytes)};
+    const int64_t units = (row_bytes + 15) / 16;
+    const bool many = gated.activation >= kSwish && gated.rows * units > multiprocessors(gated.device) * kManyUnits;
+    const uint32_t threads = many ? kManyThreads : kThreads;
+    return {vectors[gated.dtype], kVectors, units, threads, bytes, static_cast<int>(rest / bytes), threads};
   }
-  if (kernels.shifted != kNoEntry && !gated.alternates && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
-    return {kernels.shifted[gated.dtype], kShifted, (row_bytes + 15 + 16 - bytes) / 16, kThreads, bytes};
+  if (!gated.alternates && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
+    return {kernels.shifted[gated.dtype], kShifted, (row_bytes + 15 + 16 - bytes) / 16, kernels.shifted_units, bytes};
   }
   if (other) return {kernels.others[gated.dtype], kSingle, gated.columns, kThreads, bytes};
   return {kernels.any[gated.dtype], kSingle, gated.columns, kThreads * kElements, bytes};
+}
+
+// The end of the memory of all rows.
+inline const char* end_of(const Gated& gated, const char* data, int64_t stride_bytes) {
+  return data + (gated.rows - 1) * stride_bytes + gated.columns * gated.element_bytes();
 }
 
 // That of gates and factors. If they alternate, the first gate decides.
@@ -180,7 +194,7 @@ void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
     for (int64_t row = 0; row < gated.rows; row += height) {
       const Units units = make_units(gated.rows - row < height ? gated.rows - row : height, width);
       const uint32_t blocks = static_cast<uint32_t>((units.total + chosen.block_units - 1) / chosen.block_units);
-      LaunchShape shape = {blocks, 1, kThreads, 1, 0};
+      LaunchShape shape = {blocks, 1, chosen.threads, 1, 0};
       body(row, column * chosen.unit_bytes(), units, column + width == columns ? chosen.tail : 0, shape);
     }
   }

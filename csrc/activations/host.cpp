@@ -16,9 +16,9 @@ namespace {
 //   anything else                                         any; others                 four elements, 64 apart; one
 //
 // Gates and factors in two tensors use the same kernels. Contiguous ones count as one row: one thread has its end.
-// Blocks always have 64 threads, numbered through the rows: a row need not fill a block. On an H200 (silu, bf16) at
-// 32768 x 4096, one vector per thread takes 189 us, two 190, four 191. At 4096 x 4096, blocks of 64 threads take 29.4
-// us, of 128 30.2, of 256 29.6, of 512 30.1, a copy 28.6.
+// Blocks have 64 threads (kManyUnits: 256), numbered through the rows: a row need not fill a block. On an H200 (silu,
+// bf16) at 32768 x 4096, one vector per thread takes 189 us, two 190, four 191. At 4096 x 4096, blocks of 64 threads
+// take 29.4 us, of 128 30.2, of 256 29.6, of 512 30.1, a copy 28.6.
 
 PRECAST_ENTRIES(ACTIVATIONS_KERNELS)
 
@@ -29,6 +29,7 @@ constexpr GatedKernels kKernels = {
     PRECAST_BY_DTYPE(gated_activation, _others),
     PRECAST_BY_DTYPE(gated_activation, _any),
     PRECAST_BY_DTYPE(gated_activation, _shifted),
+    kThreads,
 };
 
 // Threads per multiprocessor up to which a launch starts early. Silu of 64 rows of 14336 gains from it (3.57 instead of
@@ -51,9 +52,8 @@ void forward_cuda(const Gated& gated, const Places& at, void* y) {
   const Chosen chosen =
       choose(kKernels, gated, misaligned_at(gated, at) | misalignment(y, gated.rows > 1 ? row_bytes : 0));
   args.form = chosen.form;
-  const auto end_of = [&](const char* data, int64_t stride) { return data + (gated.rows - 1) * stride + row_bytes; };
-  args.gate_end = end_of(at.gate, args.gate_stride);
-  args.factor_end = at.factor == nullptr ? args.gate_end : end_of(at.factor, args.factor_stride);
+  args.gate_end = end_of(gated, at.gate, args.gate_stride);
+  args.factor_end = at.factor == nullptr ? args.gate_end : end_of(gated, at.factor, args.factor_stride);
   void* arguments[] = {&args};
   for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, int tail, LaunchShape& shape) {
     args.early = shape.early = starts_early(shape, gated.device, kEarlyThreads);

@@ -144,7 +144,8 @@ inline void limit_clusters(KernelFamily& family, int device, int entry, LaunchSh
 // launch would only take turns with those of the launch before.
 inline bool starts_early(const LaunchShape& shape, int device, int64_t threads = 2048) {
   if (asked_rows.early >= 0) return asked_rows.early != 0;
-  return int64_t{shape.blocks_x} * shape.threads_x * shape.threads_y <= threads * multiprocessors(device);
+  const int64_t blocks = int64_t{shape.blocks_x} * shape.blocks_y;
+  return blocks * shape.threads_x * shape.threads_y <= threads * multiprocessors(device);
 }
 
 // How many rows ahead to prefetch into the L2 cache, at `bytes` per row. The optimum is a plateau from 2 to 4 MB.

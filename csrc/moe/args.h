@@ -107,6 +107,8 @@ struct PermuteFewArgs {
   int id_bytes;  // 4 or 8
   unsigned int units;
   unsigned int unit_bytes;
+  int early;  // begin_launch
+  int unused;
 };
 
 // Sums the rows of each token, times their weights. `weights` may be null.
@@ -122,6 +124,8 @@ struct CombineArgs {
   unsigned int tokens;
   unsigned int units;  // vectors of 16 bytes, or elements
   int dtype;
+  int early;  // begin_launch; combine_any never is
+  int unused;
 };
 
 // The gradients of that sum. For a row: its weight times grad. For a weight: the dot product of grad and its row.
@@ -172,8 +176,8 @@ struct RepeatArgs {
 
 static_assert(sizeof(GatingArgs) == 96 && sizeof(SortArgs) == 112 && sizeof(PermuteArgs) == 72, "must agree");
 static_assert(sizeof(ZeroArgs) == 48 && sizeof(RepeatArgs) == 80, "host and device must agree");
-static_assert(sizeof(PermuteFewArgs) == 80, "must agree");
-static_assert(sizeof(CombineArgs) == 72 && sizeof(CombineBackwardArgs) == 104, "host and device must agree");
+static_assert(sizeof(PermuteFewArgs) == 88, "must agree");
+static_assert(sizeof(CombineArgs) == 80 && sizeof(CombineBackwardArgs) == 104, "host and device must agree");
 
 }  // namespace moe
 }  // namespace precast

@@ -148,8 +148,9 @@ void permute_few_cuda(const PermuteFew& call, SortArgs sort, const Tensor& ids) 
   args.unit_bytes = static_cast<unsigned>(unit);
   const uint32_t parts = static_cast<uint32_t>(parts_of_row(call.rows.device, call.rows.rows, args.units));
   void* arguments[] = {&args};
-  launch(kernels, call.rows.device, entry::moe_permute_few,
-         {static_cast<uint32_t>(std::max<int64_t>(call.rows.rows, 1)), parts, kSharedThreads, 1, 0}, arguments);
+  LaunchShape shape = {static_cast<uint32_t>(std::max<int64_t>(call.rows.rows, 1)), parts, kSharedThreads, 1, 0};
+  args.early = shape.early = starts_early(shape, call.rows.device);
+  launch(kernels, call.rows.device, entry::moe_permute_few, shape, arguments);
 }
 
 void permute_few_cpu(const PermuteFew& call, SortArgs sort, const Tensor& ids) {
@@ -232,6 +233,7 @@ void combine_cuda(const char*, const Combine& call) {
     args.positions = work.positions + begin * work.k;
     args.weights = work.weights == nullptr ? nullptr : work.weights + begin * work.k;
     args.tokens = count;
+    args.early = shape.early = vectors > 0 && starts_early(shape, call.rows.device);
     launch(kernels, call.rows.device, kernel[call.rows.dtype], shape, arguments);
   });
 }

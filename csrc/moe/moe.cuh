@@ -1,8 +1,7 @@
 // Shared by the kernels of both families.
 #pragma once
 
-#include "../common/device.cuh"
-#include "../common/division.h"
+#include "../common/early.cuh"
 #include "args.h"
 
 namespace precast {
@@ -36,6 +35,16 @@ DEVICE u32 warp_greatest(u32 v) {
     const u32 other = __float_as_uint(__shfl_xor_sync(kAllLanes, __uint_as_float(v), distance));
     v = other > v ? other : v;
   }
+  return v;
+#endif
+}
+
+DEVICE int warp_count(int v) {
+#if PRECAST_ARCH >= 800
+  return __reduce_add_sync(kAllLanes, v);
+#else
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(kAllLanes, v, distance);
   return v;
 #endif
 }

@@ -69,23 +69,31 @@ DEVICE void permute(const PermuteArgs& a) {
 
 // ---- few tokens: their places and their rows in one launch ----
 
-// The rank of `pair`, which is in `bucket`, in the order of experts. The lanes of a warp share the count.
-DEVICE int pairs_before(const int* buckets, int pairs, int pair, int bucket) {
-  float before = 0.0f;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x % 32); i < pairs; i += 32) {
-    before += buckets[i] < bucket || (buckets[i] == bucket && i < pair) ? 1.0f : 0.0f;
+// A pair's key orders it by expert, then by its number. So the number of keys below it is its slot. `keys` has whole
+// rounds of a warp, and the greatest number for what is no pair. All lanes of a warp call this.
+constexpr int kRound = 128;
+
+DEVICE int keys_below(const int* keys, int pairs, int key) {
+  int below = 0;
+#pragma unroll 2
+  for (int start = 0; start < pairs; start += kRound) {
+    const int4 four = *reinterpret_cast<const int4*>(keys + start + 4 * (threadIdx.x % 32));
+    below += (four.x < key ? 1 : 0) + (four.y < key ? 1 : 0) + (four.z < key ? 1 : 0) + (four.w < key ? 1 : 0);
   }
-  return static_cast<int>(warp_sum(before));
+  return warp_count(below);
 }
+
+struct alignas(16) FewPlaces {
+  int keys[kFewPairs], places[kFewPairs];
+};
 
 // Every block reads all ids and computes the slots of its token, while the loads of the row are in flight. The blocks
 // divide the ends of the experts among them.
 template <class Unit>
-DEVICE void permute_few_rows(const PermuteFewArgs& a) {
-  __shared__ int buckets[kFewPairs], places[kFewPairs];
+DEVICE void permute_few_rows(const PermuteFewArgs& a, FewPlaces& of) {
   const u32 token = blockIdx.x, step = unit_step();
   const int warps = static_cast<int>(blockDim.x / 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int none = a.experts * kFewPairs;  // the least key of a pair without an expert
   const char* row = a.rows + token * a.stride;
   Unit unit[kCopied];
   const auto load_units = [&](u32 first) {
@@ -97,54 +105,56 @@ DEVICE void permute_few_rows(const PermuteFewArgs& a) {
   };
   load_units(first_unit());
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < a.pairs; i += static_cast<int>(blockDim.x)) {
-    buckets[i] = static_cast<int>(bucket_at(a.ids, a.id_bytes, a.experts, static_cast<u32>(i)));
+  for (int i = static_cast<int>(threadIdx.x); i < (a.pairs + kRound - 1) / kRound * kRound; i += kRound) {
+    const u32 pair = static_cast<u32>(i);
+    const int bucket = i < a.pairs ? static_cast<int>(bucket_at(a.ids, a.id_bytes, a.experts, pair)) : 0;
+    of.keys[i] = i < a.pairs ? bucket * kFewPairs + i : 0x7fffffff;
   }
   __syncthreads();
 #pragma unroll 2
   for (int j = warp; j < a.k; j += warps) {
-    const int pair = static_cast<int>(token) * a.k + j, bucket = buckets[pair];
-    const int slot = pairs_before(buckets, a.pairs, pair, bucket);
-    if (threadIdx.x % 32 == 0) places[j] = bucket < a.experts ? slot : ~slot;
+    const int key = of.keys[static_cast<int>(token) * a.k + j], slot = keys_below(of.keys, a.pairs, key);
+    if (threadIdx.x % 32 == 0) of.places[j] = key < none ? slot : ~slot;
   }
   __syncthreads();
-  const auto place_of = [&](int j) { return a.result + (places[j] >= 0 ? places[j] : ~places[j]) * a.row_bytes; };
-  const auto write = [&](char* to, u32 at, bool placed, const Unit& from) {
-    if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), placed ? from : Unit{});
+  const auto write = [&](int j, u32 at, const Unit& from) {
+    const int place = of.places[j], slot = place >= 0 ? place : ~place;
+    char* const to = a.result + slot * a.row_bytes;
+    if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), place >= 0 ? from : Unit{});
   };
   if (step >= a.units) {  // at most one unit per thread
 #pragma unroll 4
-    for (int j = 0; j < a.k; ++j) write(place_of(j), first_unit(), places[j] >= 0, unit[0]);
+    for (int j = 0; j < a.k; ++j) write(j, first_unit(), unit[0]);
   } else {
 #pragma unroll 1
     for (u32 first = first_unit(); first < a.units; first += kCopied * step, load_units(first)) {
 #pragma unroll 2
       for (int j = 0; j < a.k; ++j) {
 #pragma unroll
-        for (int c = 0; c < kCopied; ++c) {
-          write(place_of(j), first + static_cast<u32>(c) * step, places[j] >= 0, unit[c]);
-        }
+        for (int c = 0; c < kCopied; ++c) write(j, first + static_cast<u32>(c) * step, unit[c]);
       }
     }
   }
   if (blockIdx.y == 0) {
 #pragma unroll 1
     for (int j = static_cast<int>(threadIdx.x); j < a.k; j += static_cast<int>(blockDim.x)) {
-      a.positions[static_cast<int>(token) * a.k + j] = places[j];
+      a.positions[static_cast<int>(token) * a.k + j] = of.places[j];
     }
   }
   const int first = static_cast<int>(blockIdx.y * gridDim.x + token) * warps + warp;
 #pragma unroll 1
   for (int expert = first; expert < a.experts; expert += static_cast<int>(gridDim.x * gridDim.y) * warps) {
-    const int end = pairs_before(buckets, a.pairs, a.pairs, expert);
+    const int end = keys_below(of.keys, a.pairs, (expert + 1) * kFewPairs);
     if (threadIdx.x % 32 == 0) a.ends[expert] = end;
   }
 }
 
 DEVICE void permute_few(const PermuteFewArgs& a) {
-  if (a.unit_bytes == 16) return permute_few_rows<Vector>(a);
-  if (a.unit_bytes == 4) return permute_few_rows<u32>(a);
-  permute_few_rows<u16>(a);
+  __shared__ FewPlaces of;
+  begin_launch(a.early);
+  if (a.unit_bytes == 16) return permute_few_rows<Vector>(a, of);
+  if (a.unit_bytes == 4) return permute_few_rows<u32>(a, of);
+  permute_few_rows<u16>(a, of);
 }
 
 DEVICE void zero(const ZeroArgs& a) {

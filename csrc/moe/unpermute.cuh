@@ -12,6 +12,7 @@ constexpr int kColumns = 2;  // units that a thread adds up at a time
 
 template <class T>
 DEVICE void combine_row(const CombineArgs& a) {
+  begin_launch(a.early);
   const u32 token = this_token();
   if (token >= a.tokens) return;
   const int* positions = a.positions + static_cast<i64>(token) * a.k;
@@ -54,6 +55,7 @@ DEVICE void combine_row(const CombineArgs& a) {
 // first is used, and so are eight rows at a time.
 template <class T>
 DEVICE void combine_few(const CombineArgs& a) {
+  begin_launch(a.early);
   constexpr int kAhead = 8;
   const u32 token = blockIdx.x, at = first_unit();
   if (at >= a.units) return;

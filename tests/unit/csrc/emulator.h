@@ -18,6 +18,10 @@
 struct Index3 {
   unsigned x = 0, y = 0, z = 0;
 };
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -200,6 +204,17 @@ inline unsigned __shfl_up_sync(unsigned, unsigned value, unsigned distance) {
   emulator::yield(emulator::State::kAtShuffle);
   unsigned taken = value;
   if (self % 32 >= distance) memcpy(&taken, &emulator::fibers[self - distance].offered, 4);
+  emulator::yield(emulator::State::kAtShuffle);
+  return taken;
+}
+
+// The value is this thread's own beyond the warp.
+inline unsigned __shfl_down_sync(unsigned, unsigned value, unsigned distance) {
+  const size_t self = emulator::running;
+  memcpy(&emulator::fibers[self].offered, &value, 4);
+  emulator::yield(emulator::State::kAtShuffle);
+  unsigned taken = value;
+  if (self % 32 + distance < 32) memcpy(&taken, &emulator::fibers[self + distance].offered, 4);
   emulator::yield(emulator::State::kAtShuffle);
   return taken;
 }

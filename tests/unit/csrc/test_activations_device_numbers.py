@@ -70,6 +70,16 @@ SHAPES = [
 ]
 
 
+def general_of(shape: tuple[int, ...], dtype: Any) -> str:
+    """The kernel of rows at any address."""
+    return "shifted" if shape[-1] // 2 * dtype.itemsize >= 16 else "any"
+
+
+def vectors_of(y: Any) -> int:
+    """Of a row of the result, at the worst address."""
+    return int((y.shape[-1] * y.itemsize + 31 - y.itemsize) // 16)
+
+
 @pytest.mark.parametrize("kind", range(4))
 @pytest.mark.parametrize(("dtype", "shape", "kernel", "_", "blocks"), SHAPES, ids=str)
 def test_forward(
@@ -78,8 +88,7 @@ def test_forward(
     x = made(*shape, dtype=dtype)
     gpu.launches()
     y = gpu.ops.gated_activation(x, kind)
-    general = "shifted" if shape[-1] // 2 * dtype.itemsize >= 16 else "any"
-    name = f"gated_activation_{NAMES[dtype]}_{general}" if kernel else f"{KINDS[kind]}_{NAMES[dtype]}"
+    name = f"gated_activation_{NAMES[dtype]}_{general_of(shape, dtype)}" if kernel else f"{KINDS[kind]}_{NAMES[dtype]}"
     assert gpu.launches() == f"{name}<{blocks},64x1>"
     assert_forward(y, x, kind)
 
@@ -92,8 +101,10 @@ def test_backward(
     x, grad = made(*shape, dtype=dtype), made(*shape[:-1], shape[-1] // 2, dtype=dtype, seed=1)
     gpu.launches()
     grad_x = gpu.ops.gated_activation_backward(grad, x, kind)
-    name = KINDS[kind].replace("and_mul", "backward")
-    name = f"gated_backward_{NAMES[dtype]}_any" if kernel else f"{name}_{NAMES[dtype]}"
+    name = f"{KINDS[kind].replace('and_mul', 'backward')}_{NAMES[dtype]}"
+    if kernel:
+        name = f"gated_backward_{NAMES[dtype]}_{general_of(shape, dtype)}"
+        blocks = -(-grad.shape[0] * vectors_of(grad) // 62) if name.endswith("shifted") else blocks
     assert gpu.launches() == f"{name}<{blocks},64x1>"
     assert_backward(grad_x, grad, x, kind)
 
@@ -108,7 +119,8 @@ def test_what_is_not_aligned_goes_through_the_general_kernel(gpu: Emulated, dtyp
     assert gpu.launches() == f"gated_activation_{NAMES[dtype]}_shifted<{blocks},64x1>"
     for one, other in ((unaligned(grad), x), (grad, unaligned(x))):
         assert_backward(gpu.ops.gated_activation_backward(one, other, kind), grad, x, kind)
-        assert gpu.launches() == f"gated_backward_{NAMES[dtype]}_any<3,64x1>"
+        blocks = -(-3 * vectors_of(grad) // 62)
+        assert gpu.launches() == f"gated_backward_{NAMES[dtype]}_shifted<{blocks},64x1>"
 
 
 @pytest.mark.parametrize("kind", [0, 3])
@@ -120,7 +132,7 @@ def test_strided_rows_are_read_where_they_lie(gpu: Emulated, kind: int) -> None:
         gpu.launches()
         assert_forward(gpu.ops.gated_activation(x, kind), x, kind)
         assert_backward(gpu.ops.gated_activation_backward(grad, x, kind), grad, x, kind)
-        assert ("any" in gpu.launches()) != aligned
+        assert ("shifted" in gpu.launches()) != aligned
     for x in (wide.transpose(0, 1)[..., :64], wide[..., ::2], wide[:, :1].expand(4, 3, 96)):
         assert_forward(gpu.ops.gated_activation(x, kind), x, kind)
     one = made(4, 3, 1, dtype=torch.bfloat16).expand(4, 3, 48)

@@ -263,6 +263,8 @@ def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
         ("common/row_launch.h", r"kMostBlocks = (\d+)", "up to 8 blocks", 8),
         ("common/row_launch.h", r"int64_t threads = (\d+)\)", "2048 threads per multiprocessor", 2048),
         ("activations/host.cpp", r"kEarlyThreads = (\d+)", "gated activations does up to 1024", 1024),
+        ("activations/args.h", r"kManyThreads = (\d+)", "multiprocessor use 256", 256),
+        ("activations/gated.h", r"kManyUnits = (\d+)", "more than 2048 vectors per", 2048),
         ("softmax/host.cpp", r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
         ("common/walk.h", r"kResident = (\d+)", "640 threads", 640),
     ):
