@@ -138,7 +138,7 @@ def _ours_and_theirs(case: Case, device: str) -> tuple[Function, Function]:
     theirs: dict[str, Function] = {f.__name__: f for f in (rms_norm, fused_add_rms_norm, layer_norm, scaled_softmax)}
     if op == "scaled_softmax":
         ours = functools.partial(ours, scale=1.0)
-    return ours, {**theirs, **activations.formulas()}[op]
+    return ours, {**theirs, **activations.formulas(), **activations.alone()}[op]
 
 
 def compiled(function: Function) -> Function:
