@@ -466,20 +466,25 @@ def test_bad_input(name: str, device: str) -> None:
 
 # ---- shards of the classes over two ranks; run by tests.ops.ranks ----
 
+KIND: list[str] = []  # what ``prepare`` was told
+
 
 def prepare(kind: str, folder: Path) -> None:
-    """Nothing is kept between cases."""
+    """Each rank has a GPU of its own."""
+    if kind == "cuda":
+        torch.cuda.set_device(torch.distributed.get_rank())
+    KIND.append(kind)
 
 
 def shards_are_right() -> None:
     import torch.distributed as dist
 
-    rank, group = dist.get_rank(), dist.group.WORLD
+    rank, group, device = dist.get_rank(), dist.group.WORLD, KIND[-1]
     for dtype in DTYPES:
-        whole, weight = made(6, 40, dtype=dtype), weights(40)
+        whole, weight = made(6, 40, dtype=dtype, device=device), weights(40, device)
         mine = slice(20 * rank, 20 * rank + 20)
         for options in (*OPTIONS.values(), {"num_items_in_batch": 13}):
-            target = targets(6, 40, ignored="ignore_index" not in options)
+            target = targets(6, 40, device, ignored="ignore_index" not in options)
             wanted = {k: v for k, v in options.items() if k != "num_items_in_batch"}
             for used in (None, weight):
                 right = exact(whole, target, used, **(wanted if wanted == options else {"reduction": "sum"}))
@@ -506,6 +511,13 @@ def test_shards_of_the_classes(tmp_path: Path) -> None:
     cases = ["shards_are_right", "shards_refuse"]
     for found in ranks.run("tests.ops.test_cross_entropy", "cpu", tmp_path, 2, cases):
         assert found == dict.fromkeys(cases, "")
+
+
+@pytest.mark.gpu(2)
+def test_shards_of_the_classes_on_two_gpus(tmp_path: Path) -> None:
+    """Over NCCL."""
+    for found in ranks.run("tests.ops.test_cross_entropy", "cuda", tmp_path, 2, ["shards_are_right"]):
+        assert found == {"shards_are_right": ""}
 
 
 def test_the_reference_is_right() -> None:
