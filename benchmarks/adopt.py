@@ -1,8 +1,9 @@
-"""Tokens per second and peak memory of a Llama of 1.2 billion random parameters, trained and decoding, on one GPU.
+"""Tokens per second and peak memory of 1.2 to 1.7 billion random parameters, trained and decoding, on one GPU.
 
-Five ways to run the same model: untouched, Liger-Kernel, torch.compile, adopted, adopted and torch.compile. Each is a
-process of its own, because Liger-Kernel patches classes. ``python -m benchmarks.adopt --json adopt.json`` needs torch,
-transformers, an NVIDIA GPU and under four minutes; ``--only adopted`` runs some.
+Six ways to run the same model: untouched, Liger-Kernel, torch.compile, adopted, adopted and torch.compile, adopted
+without logits. Each is a process of its own, because Liger-Kernel patches classes. ``python -m benchmarks.adopt --json
+adopt.json`` needs torch, transformers, an NVIDIA GPU and under five minutes; ``--only adopted`` runs some, ``--model
+qwen3`` takes Qwen 3, and ``--tiny`` tries the program on a CPU with a small model.
 """
 
 from __future__ import annotations
@@ -21,20 +22,46 @@ from typing import Any
 
 import torch
 
-WAYS = ("untouched", "liger", "compile", "adopted", "adopted and compile")
-# Llama 3.2 1B: https://huggingface.co/meta-llama/Llama-3.2-1B/blob/main/config.json
-SIZE: dict[str, Any] = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "tie_word_embeddings": True,
+WAYS = ("untouched", "liger", "compile", "adopted", "adopted and compile", "adopted without logits")
+# https://huggingface.co/meta-llama/Llama-3.2-1B and https://huggingface.co/Qwen/Qwen3-1.7B, config.json
+_BOTH = {"hidden_size": 2048, "num_key_value_heads": 8, "tie_word_embeddings": True, "max_position_embeddings": 4096}
+_LLAMA = {"vocab_size": 128256, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
+_QWEN3 = {"vocab_size": 151936, "intermediate_size": 6144, "num_hidden_layers": 28, "head_dim": 128}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {**_BOTH, **_LLAMA, "num_attention_heads": 32}),
+    "qwen3": ("Qwen3", {**_BOTH, **_QWEN3, "num_attention_heads": 16}),
 }
-BATCH, LENGTH, STEPS = 4, 2048, 8
-SEQUENCES, PROMPT, NEW = 8, 128, 128
+TINY = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+BATCH, STEPS = 4, 8
+SEQUENCES, PROMPT = 8, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What every way runs."""
+
+    model: str
+    tiny: bool
+
+    @property
+    def device(self) -> str:
+        """A tiny model runs on the CPU."""
+        return "cpu" if self.tiny else "cuda"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of the model."""
+        return {**MODELS[self.model][1], **(TINY if self.tiny else {})}
+
+    @property
+    def length(self) -> int:
+        """The tokens of a sequence in training."""
+        return 32 if self.tiny else 2048
+
+    @property
+    def new(self) -> int:
+        """The tokens that each sequence gets."""
+        return 8 if self.tiny else 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,35 +78,47 @@ class Result:
     report: str
 
 
-def build() -> Any:
+def build(of: Setting) -> Any:
     """The model, the same in every process."""
     transformers = importlib.import_module("transformers")
-    config = transformers.LlamaConfig(**SIZE, max_position_embeddings=4096)
+    name = MODELS[of.model][0]
+    config = getattr(transformers, f"{name}Config")(**of.config)
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device("cuda"):
-            return transformers.LlamaForCausalLM(config)
+        with torch.device(of.device):
+            return getattr(transformers, f"{name}ForCausalLM")(config)
     finally:
         torch.set_default_dtype(default)
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds until the GPU is done, and the result."""
-    torch.cuda.synchronize()
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.synchronize()
     started = time.perf_counter()
     result = function()
-    torch.cuda.synchronize()
+    if on_gpu:
+        torch.cuda.synchronize()
     return time.perf_counter() - started, result
 
 
-def train(model: Any, forward: Callable[..., Any]) -> tuple[float, float, list[float], float]:
+def peak_of(function: Callable[[], Any]) -> tuple[float, Any, float]:
+    """Seconds, the result, and the peak of the GPU's memory in GB."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    seconds, result = timed(function)
+    return seconds, result, torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
+
+
+def train(of: Setting, model: Any, forward: Callable[..., Any]) -> tuple[float, float, list[float], float]:
     """Tokens per second of whole steps, peak GB, the losses, and the seconds of the first step."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    generator = torch.Generator("cuda").manual_seed(1)
-    ids = torch.randint(0, SIZE["vocab_size"], (BATCH, LENGTH), device="cuda", generator=generator)
+    generator = torch.Generator(of.device).manual_seed(1)
+    ids = torch.randint(0, of.config["vocab_size"], (BATCH, of.length), device=of.device, generator=generator)
 
     def step() -> torch.Tensor:
         loss: torch.Tensor = forward(input_ids=ids, labels=ids, use_cache=False).loss
@@ -90,18 +129,17 @@ def train(model: Any, forward: Callable[..., Any]) -> tuple[float, float, list[f
 
     first, loss = timed(step)
     losses = [loss, step()]
-    torch.cuda.reset_peak_memory_stats()
-    seconds, more = timed(lambda: [step() for _ in range(STEPS)])
-    peak = torch.cuda.max_memory_allocated() / 1e9
-    return BATCH * LENGTH * STEPS / seconds, peak, [float(one) for one in [*losses, *more]], first
+    seconds, more, peak = peak_of(lambda: [step() for _ in range(STEPS)])
+    return BATCH * of.length * STEPS / seconds, peak, [float(one) for one in [*losses, *more]], first
 
 
-def decode(model: Any, compiled: bool) -> tuple[float, float]:
+def decode(of: Setting, model: Any, compiled: bool) -> tuple[float, float]:
     """Tokens per second of greedy generation, and peak GB. A static cache is what lets generate() compile."""
     model.eval()
-    generator = torch.Generator("cuda").manual_seed(2)
-    ids = torch.randint(0, SIZE["vocab_size"], (SEQUENCES, PROMPT), device="cuda", generator=generator)
-    options: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    generator = torch.Generator(of.device).manual_seed(2)
+    ids = torch.randint(0, of.config["vocab_size"], (SEQUENCES, PROMPT), device=of.device, generator=generator)
+    options: dict[str, Any] = {"max_new_tokens": of.new, "min_new_tokens": of.new}
+    options |= {"do_sample": False, "pad_token_id": 0}
     options |= {"cache_implementation": "static"} if compiled else {}
 
     def generate() -> Any:
@@ -109,28 +147,27 @@ def decode(model: Any, compiled: bool) -> tuple[float, float]:
 
     for _ in range(2 if compiled else 1):
         generate()
-    torch.cuda.reset_peak_memory_stats()
-    seconds, _ = timed(generate)
-    return SEQUENCES * NEW / seconds, torch.cuda.max_memory_allocated() / 1e9
+    seconds, _, peak = peak_of(generate)
+    return SEQUENCES * of.new / seconds, peak
 
 
-def run(way: str) -> Result:
+def run(way: str, of: Setting) -> Result:
     """Measure one way in this process."""
     if way == "liger":
-        importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama()
-    model, report = build(), ""
+        getattr(importlib.import_module("liger_kernel.transformers"), f"apply_liger_kernel_to_{of.model}")()
+    model, report = build(of), ""
     if way.startswith("adopted"):
         precast = importlib.import_module("precast")
-        certificate = precast.adopt(model)
+        certificate = precast.adopt(model, logits=way != "adopted without logits")
         if certificate.undone:
             raise SystemExit(f"{way}: {certificate}")
         report = str(certificate)
         torch.cuda.empty_cache()
     compiled = way.endswith("compile")
-    speed, peak, losses, first = train(model, torch.compile(model) if compiled else model)
+    speed, peak, losses, first = train(of, model, torch.compile(model) if compiled else model)
     model.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
-    decoded, decode_peak = decode(model, compiled)
+    decoded, decode_peak = decode(of, model, compiled)
     return Result(way, speed, peak, tuple(losses), decoded, decode_peak, first, report)
 
 
@@ -149,31 +186,36 @@ def main() -> int:
     """Run the ways in turn, each in a child, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=WAYS, help="one way; may be given several times")
+    parser.add_argument("--model", choices=MODELS, default="llama", help="llama or qwen3")
+    parser.add_argument("--tiny", action="store_true", help="a small model on the CPU, to try the program")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    of = Setting(options.model, options.tiny)
     if options.child:
-        sys.stdout.write(json.dumps(dataclasses.asdict(run(options.child))) + "\n")
+        sys.stdout.write(json.dumps(dataclasses.asdict(run(options.child, of))) + "\n")
         return 0
     results: list[Result] = []
+    name = "cpu" if of.tiny else torch.cuda.get_device_name()
     for way in options.only or WAYS:
         if way == "liger" and importlib.util.find_spec("liger_kernel") is None:
             sys.stderr.write("liger: no package liger_kernel\n")
             continue
         started = time.monotonic()
-        command = [sys.executable, "-m", "benchmarks.adopt", "--child", way]
+        command = [sys.executable, "-m", "benchmarks.adopt", "--child", way, "--model", of.model]
+        command += ["--tiny"] * of.tiny
         child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if child.returncode:
             sys.stderr.write(f"{way}: exit status {child.returncode}\n")
             continue
         results.append(Result(**json.loads(child.stdout.splitlines()[-1])))
         sys.stderr.write(f"{way}: {time.monotonic() - started:.0f} s\n")
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "size": SIZE}
+        facts = {"device": name, "torch": torch.__version__, "size": of.config}
         if options.json:  # after each, so that a run that is cut off leaves what it has
             rows = [dataclasses.asdict(one) for one in results]
             options.json.write_text(json.dumps({**facts, "results": rows}, indent=1) + "\n", encoding="utf-8")
     adopted = next((one.report for one in results if one.report), "")
-    sys.stdout.write(f"{adopted}\n\n{torch.cuda.get_device_name()}, torch {torch.__version__}\n\n{table(results)}\n")
+    sys.stdout.write(f"{adopted}\n\n{name}, torch {torch.__version__}\n\n{table(results)}\n")
     return 0 if results else 1
 
 
