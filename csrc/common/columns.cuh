@@ -1,9 +1,15 @@
 // Weights and biases of the norms, which may be float32 where the rows are narrower.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../common/shifted.cuh"
 
 namespace precast {
+
+// The number for one element of a row.
+template <class T>
+DEVICE float column(const char* from, i64 i, bool wide) {
+  return T::kBytes == 2 && wide ? Float32::load(from + i * 4) : T::load(from + i * T::kBytes);
+}
 
 // The numbers for one vector of a row. kMayBeWide: kept as float, so that one kernel serves both dtypes. A kernel of
 // its own for float32 weights would take as much code again.
@@ -40,6 +46,27 @@ struct Columns {
     }
   }
 
+  // Those of vector k of a row that begins anywhere, one by one; zeros outside of the row.
+  DEVICE void load_shifted(const char* from, u32 k, const Shifted<T>& at, bool wide) {
+    if constexpr (kFloats) {
+#pragma unroll
+      for (int e = 0; e < T::kPerVector; ++e) {
+        number[e] = at.holds(k, e, at.bytes) ? column<T>(from, at.column(k, e), wide) : 0.0f;
+      }
+    } else {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        float element[T::kPerWord];
+#pragma unroll
+        for (int e = 0; e < T::kPerWord; ++e) {
+          const int i = w * T::kPerWord + e;
+          element[e] = at.holds(k, i, at.bytes) ? T::load(from + at.column(k, i) * T::kBytes) : 0.0f;
+        }
+        v.word[w] = T::pack(element);
+      }
+    }
+  }
+
   DEVICE void load_or_fill(const char* from, i64 i, bool wide, float absent) {
     if (from != nullptr) {
       load(from, i, wide);
@@ -64,11 +91,5 @@ struct Columns {
     for_elements<From>(from, [&](int e, float value) { number[first + e] = value; });
   }
 };
-
-// The same for one element.
-template <class T>
-DEVICE float column(const char* from, i64 i, bool wide) {
-  return T::kBytes == 2 && wide ? Float32::load(from + i * 4) : T::load(from + i * T::kBytes);
-}
 
 }  // namespace precast

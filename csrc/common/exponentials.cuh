@@ -62,15 +62,20 @@ DEVICE float row_max(float v, float* shared) {
   return v;
 }
 
-// The same over a cluster of blocks. v[0] is the largest value of this warp, and v[1] its sum of exponentials, relative
-// to that value at `rate` per unit; both become the row's. Every other number becomes the sum over all warps. One
-// barrier of the cluster: each warp's sum is relative to its own largest value. The rules of cluster_sums apply.
-template <int N>
-DEVICE void cluster_total(float (&v)[N], float rate, Exchange* lines) {
-  const u32 lane = threadIdx.x & 31, warps = cluster_blocks() * (blockDim.x >> 5);
+// The same over a cluster of blocks, in one round. v[0] is the largest value of this warp, and v[1] its sum of
+// exponentials, relative to that value at `rate` per unit; v becomes those of the row. Every other number becomes the
+// sum over all warps.
+template <u32 kSets, int N>
+DEVICE void send_total(float (&v)[N], Rounds<kSets>& rounds) {
 #pragma unroll
   for (int n = 1; n < N; ++n) v[n] = warp_sum(v[n]);
-  share_in_cluster(v, lines);
+  rounds.send_warps(v);
+}
+
+template <u32 kSets, int N>
+DEVICE void receive_total(float (&v)[N], float rate, Rounds<kSets>& rounds) {
+  const u32 lane = threadIdx.x & 31, warps = cluster_blocks() * (blockDim.x >> 5);
+  const Exchange* lines = rounds.template receive<N>();
   float top = -infinity();
 #pragma unroll 1
   for (u32 i = lane; i < warps; i += 32) top = fmaxf(top, lines[0][i]);
@@ -86,6 +91,21 @@ DEVICE void cluster_total(float (&v)[N], float rate, Exchange* lines) {
     for (u32 i = lane; i < warps; i += 32) sum += lines[n][i];
     v[n] = warp_sum(sum);
   }
+}
+
+// The largest element of a vector, or NaN if there is no number.
+template <class T>
+DEVICE float largest_of(const Vector& v) {
+#if PRECAST_ARCH >= 800
+  if constexpr (T::kBytes == 2) {
+    float pair[2];
+    T::unpack(T::larger(T::larger(v.word[0], v.word[1]), T::larger(v.word[2], v.word[3])), pair);
+    return fmaxf(pair[0], pair[1]);
+  }
+#endif
+  float top = -infinity();
+  for_elements<T>(v, [&](int, float e) { top = fmaxf(top, e); });
+  return top;
 }
 
 // The vectors of a row in which an `any` kernel can move 16 bytes at a time, and the elements before them. What is

@@ -59,12 +59,31 @@ inline RowKernel by_warps(ByDType kernel, int64_t vectors) {
   return {kernel, 32, vectors <= 64 ? 4u : 2u, static_cast<uint32_t>(vectors)};
 }
 
-// A kernel that keeps a row in registers, `each` vectors per thread. Rows of up to `narrow_to` vectors share a warp.
-inline RowKernel in_registers(ByDType kernel, int64_t vectors, int64_t each, int64_t narrow_to = 32) {
-  if (vectors <= narrow_to) return narrow(kernel, vectors, vectors <= 8 && each > 1 ? 2 : each);
-  if (asked_rows.threads != 0) return {kernel, asked_rows.threads, 1, static_cast<uint32_t>(vectors)};
+// Threads on a multiprocessor up to which a launch of few rows takes more threads for each, and the most that then have
+// one vector: 64 x 5120 takes 2.5 us with one vector per thread, 2.4 with two.
+constexpr int64_t kSpreadThreads = 1024, kSingleThreads = 256;
+
+// A kernel that keeps a row in registers, `each` vectors per thread of up to `most`, or fewer if the launch has few
+// rows. A row that a warp can hold keeps to it, for that needs no barrier, and a kernel of eight vectors is made for
+// one warp. Rows of up to `narrow_to` vectors share a warp.
+inline RowKernel in_registers(ByDType kernel, int64_t rows, int64_t vectors, int64_t each, int64_t most,
+                              int64_t narrow_to, int device) {
+  const auto threads_of = [&](int64_t some) -> int64_t {
+    return vectors <= 128 ? lanes_for(vectors, some) : warps_for((vectors + some - 1) / some);
+  };
+  const uint32_t asked = asked_rows.threads;
+  if (asked != 0) return {kernel, asked, asked < 32 ? 128 / asked : 1, static_cast<uint32_t>(vectors)};
+  const int64_t all = kSpreadThreads * multiprocessors(device);
+  const auto has_room = [&](int64_t some) {
+    const int64_t threads = threads_of(some), limit = vectors <= 128 ? 32 : some == 1 ? kSingleThreads : most;
+    return threads <= limit && rows <= all / threads;
+  };
+  while (each > 1 && each <= 4 && has_room(each / 2)) each /= 2;
+  if (vectors <= narrow_to && threads_of(each) <= 32) {
+    return narrow(kernel, vectors, vectors <= 8 && each > 1 ? 2 : each);
+  }
   if (vectors <= 128) return by_warps(kernel, vectors);
-  return {kernel, warps_for((vectors + each - 1) / each), 1, static_cast<uint32_t>(vectors)};
+  return {kernel, static_cast<uint32_t>(threads_of(each)), 1, static_cast<uint32_t>(vectors)};
 }
 
 // The same with as many threads as hold the row, even if a warp would do.
@@ -81,7 +100,7 @@ inline RowKernel for_any_row(ByDType kernel, int64_t columns, int64_t vectors) {
 }
 
 // What the kernels for clusters keep in shared memory before the rows (cluster.cuh), and the most that one may use.
-constexpr int64_t kExchangeBytes = 6 * 1024;
+constexpr int64_t kExchangeBytes = 8 * 1024;
 constexpr int kMostClusterBytes = 224 * 1024;
 
 // How a kernel for clusters divides rows: up to `each` vectors per thread in registers, and as much in each of

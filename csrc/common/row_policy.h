@@ -51,7 +51,8 @@ inline RowKernel kernel_of(const RowRule& rule, const RowCase& row) {
   const int64_t vectors = row.vectors > 0 ? row.vectors : row.shifted;
   switch (rule.form) {
     case Form::kRegisters:
-      return in_registers(rule.kernel, vectors, rule.each, rule.narrow_to);
+      return in_registers(rule.kernel, row.rows, vectors, rule.each, rule.vectors / rule.each, rule.narrow_to,
+                          row.device);
     case Form::kSpread:
       return spread(rule.kernel, vectors, rule.each);
     case Form::kOneWarp:

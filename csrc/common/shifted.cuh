@@ -61,6 +61,12 @@ struct Shifted {
   // True if element i of vector k is among the first `count` bytes of the row.
   DEVICE bool holds(u32 k, int i, u32 count) const { return k * 16 + i * T::kBytes - lead < count; }
 
+  // The column of element i of vector k, which the row holds.
+  DEVICE u32 column(u32 k, int i) const { return (k * 16 + i * T::kBytes - lead) / T::kBytes; }
+
+  // The row's bytes in its last vector.
+  DEVICE u32 tail() const { return lead + bytes - (count - 1) * 16; }
+
   // Vector k of a row with the same misalignment as this one. Elements outside of the row are arbitrary.
   DEVICE Vector load_from(const char* row, u32 k, const char* begin, const char* end) const {
     return load_within<T>(row - lead + k * 16, begin, end);

@@ -2,7 +2,7 @@
 // side.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../common/shifted.cuh"
 #include "early.cuh"
 
 namespace precast {
@@ -22,6 +22,24 @@ DEVICE void copy(u32 to, const char* p) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
 #else
   const Vector v = load(p);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+               "r"(v.word[3])
+               : "memory");
+#endif
+}
+
+// Copies the first `bytes` of sixteen, and zeros behind them.
+DEVICE void copy_part(u32 to, const char* p, u32 bytes) {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
+#else
+  Vector v;
+#pragma unroll
+  for (u32 w = 0; w < 4; ++w) {
+    const u16* half = reinterpret_cast<const u16*>(p) + 2 * w;
+    const u32 low = w * 4 < bytes ? half[0] : 0, high = w * 4 + 2 < bytes ? half[1] : 0;
+    v.word[w] = low | high << 16;
+  }
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
                "r"(v.word[3])
                : "memory");
@@ -55,8 +73,9 @@ DEVICE void arrived() {
 // for each row took a quarter of all instructions. With kPair, the next row's copy starts before the wait for this row:
 // two rows are in flight during the wait, and one during the computation. Otherwise `stages - 1` rows are always in
 // flight. V = 1 is for rows so narrow that a warp may have several workers. They advance together, because all lanes
-// take part in the sums.
-template <int V, bool kPair = false>
+// take part in the sums. kShifted: rows begin anywhere, but all of a worker's rows at the same offset `lead` from a
+// multiple of 16 bytes; `count` aligned vectors hold such a row, the last one with `tail` bytes of it.
+template <int V, bool kPair = false, bool kShifted = false>
 struct Walk {
   const char* first;  // this thread's share of the next row to copy
   const char* second;
@@ -65,23 +84,29 @@ struct Walk {
   u32 fewer;                    // how many fewer rows this worker has, if a warp has several: zero or one
   u32 ahead;                    // rows in flight
   u32 row_bytes, ring_bytes, start, to, from, held;
-  bool taken[V];  // which of the vectors exist
+  u32 last, tail;  // kShifted: this thread's vector that is the last one, if it has it, and that one's bytes
+  bool taken[V];   // which of the vectors exist
 
   template <class Args>
-  DEVICE Walk(const Args& a, u32 worker)
+  DEVICE Walk(const Args& a, u32 worker) : Walk(a, worker, 0, a.vectors, 16) {}
+
+  template <class Args>
+  DEVICE Walk(const Args& a, u32 worker, u32 lead, u32 count, u32 tail_bytes)
       : first_step(a.x_stride * a.workers),
         second_step(a.grad_stride * a.workers),
         left(static_cast<u32>((a.rows - worker + a.workers - 1) / a.workers)),
         fewer(0),
         ahead(a.stages - 1),
-        row_bytes(a.vectors * 16) {
-    first = a.x + worker * a.x_stride + threadIdx.x * 16;
-    second = a.grad + worker * a.grad_stride + threadIdx.x * 16;
+        row_bytes(a.vectors * 16),
+        last(count - 1 - threadIdx.x),
+        tail(tail_bytes) {
+    first = a.x + worker * a.x_stride + threadIdx.x * 16 - lead;
+    second = a.grad + worker * a.grad_stride + threadIdx.x * 16 - lead;
     ring_bytes = a.stages * 2 * row_bytes;
     start = static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + threadIdx.y * ring_bytes + threadIdx.x * 16;
     to = from = held = start;
 #pragma unroll
-    for (int j = 0; j < V; ++j) taken[j] = threadIdx.x + j * blockDim.x < a.vectors;
+    for (int j = 0; j < V; ++j) taken[j] = threadIdx.x + j * blockDim.x < count;
     if constexpr (V == 1) {
       fewer = __shfl_sync(0xffffffffu, left, 0) - left;
       left += fewer;
@@ -101,8 +126,14 @@ struct Walk {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         if (!taken[j]) continue;
-        copy(to + j * step, first + j * step);
-        copy(to + row_bytes + j * step, second + j * step);
+        if constexpr (kShifted) {
+          const u32 bytes = j * blockDim.x == last ? tail : 16;
+          copy_part(to + j * step, first + j * step, bytes);
+          copy_part(to + row_bytes + j * step, second + j * step, bytes);
+        } else {
+          copy(to + j * step, first + j * step);
+          copy(to + row_bytes + j * step, second + j * step);
+        }
       }
       first += first_step;
       second += second_step;
@@ -170,6 +201,38 @@ DEVICE void store_sums(float4* line, const float (&part)[V][T::kPerVector], u32 
     for (int e = 0; e < T::kPerVector; e += 4) {
       line[(i * T::kPerVector + e) / 4] = float4{part[j][e], part[j][e + 1], part[j][e + 2], part[j][e + 3]};
     }
+  }
+}
+
+// The same for rows that begin anywhere: this thread's sums belong to the columns of its vectors of such a row.
+template <class T, int V>
+DEVICE void store_shifted_sums(float* line, const float (&part)[V][T::kPerVector], const Shifted<T>& at) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = threadIdx.x + j * blockDim.x;
+#pragma unroll
+    for (int e = 0; e < T::kPerVector; ++e) {
+      if (at.holds(k, e, at.bytes)) line[at.column(k, e)] = part[j][e];
+    }
+  }
+}
+
+template <class T, int V>
+DEVICE void store_shifted_parts(float* line, const float (&part)[V][T::kPerVector], const Shifted<T>& at) {
+  if (blockDim.y == 1) {
+    store_shifted_sums<T>(line, part, at);
+    return;
+  }
+  const u32 columns = at.bytes / T::kBytes;
+  float* const workers = reinterpret_cast<float*>(ring_memory);
+  __syncthreads();
+  store_shifted_sums<T>(workers + threadIdx.y * columns, part, at);
+  __syncthreads();
+  for (u32 i = threadIdx.y * blockDim.x + threadIdx.x; i < columns; i += blockDim.x * blockDim.y) {
+    float sum = workers[i];
+#pragma unroll 4
+    for (u32 worker = 1; worker < blockDim.y; ++worker) sum += workers[worker * columns + i];
+    line[i] = sum;
   }
 }
 

@@ -25,6 +25,7 @@ struct WalkPlan {
   int64_t blocks;    // per multiprocessor at a time
   uint32_t cluster;  // blocks that are one worker together; 0 or 1: a block or less is a worker
   uint32_t slice;    // vectors of a row that each of them has
+  uint32_t period;   // 0, or rows begin anywhere and every so many of them at the same offset from a multiple of 16
 };
 
 // A plan for rows of more vectors than a block can hold: a cluster of blocks is a worker. A block of 256 threads, with
@@ -55,12 +56,15 @@ inline WalkPlan cluster_walk(const Norm& norm, int64_t vectors, int64_t cluster 
 // multiprocessor decides: too little, and it waits; too much, and some workers run ahead of the others, which then
 // finish later. Many workers have one row each in flight while they compute, and none once it has arrived. Two workers
 // have two rows each in flight while they wait, if rows fit kWidestPair. A single worker does so if `pair_alone` is
-// set, else it always has two rows in flight.
-inline WalkPlan choose_walk(KernelFamily& family, const Norm& norm, int64_t vectors, bool pair_alone) {
+// set, else it always has two rows in flight. `shifted`: the most vectors that a row can touch, if the family has a
+// kernel for rows that begin anywhere and the first row is aligned, else 0. It is code for 9.0 and newer, as is that
+// for clusters: for all GPUs it would not fit in a wheel.
+inline WalkPlan choose_walk(KernelFamily& family, const Norm& norm, int64_t vectors, bool pair_alone,
+                            int64_t shifted = 0) {
   const bool mixed = norm.wide_columns;  // served by two vectors per thread, or one element at a time
   // Threads on a multiprocessor. More threads were 3 % slower where registers allow 768: two workers of 256 threads
   // already copy far enough ahead, and a third competes with them for the arithmetic.
-  constexpr int64_t kResident = 640, kResidentAny = 1024;
+  constexpr int64_t kResident = 640, kResidentShifted = 512, kResidentAny = 1024;
   // Threads per block of the kernel with four vectors per thread, which serves rows too wide for two.
   constexpr int64_t kMostOfFour = 512;
   // The widest rows, in vectors, that two workers process in pairs. Pairs changed 203.7 and 207.7 us to 201.7 and 202.2
@@ -105,6 +109,21 @@ inline WalkPlan choose_walk(KernelFamily& family, const Norm& norm, int64_t vect
     walk = cluster_walk(norm, vectors);
     if (walk.vectors > 0) return walk;
   }
+  if (vectors == 0 && shifted > 0 && shifted <= 2 * kResidentShifted && has_clusters(family, norm.device)) {
+    walk = {};
+    walk.vectors = static_cast<uint32_t>(shifted);
+    walk.per_thread = 2;
+    walk.threads = warps_for((shifted + 1) / 2);
+    const int64_t workers = workers_of(kResidentShifted, walk.threads), row_bytes = 2 * shifted * 16;
+    const int64_t fitting = (block_shared_bytes(norm.device) - kStaticSharedBytes) / row_bytes / workers;
+    walk.rows = walk.threads > 32 ? 1 : 8;
+    walk.blocks = workers / walk.rows;
+    walk.stages = fitting >= 3 ? 3 : 2;
+    walk.shared_bytes = static_cast<uint32_t>(walk.stages * walk.rows * row_bytes);
+    walk.period = static_cast<uint32_t>(16 / norm.element_bytes());
+    // A worker with one row would take longer to load its weight than to read the row one element at a time.
+    if (fitting >= 2 && norm.rows > walk.blocks * walk.rows * multiprocessors(norm.device)) return walk;
+  }
   const int64_t steps = (norm.hidden + 3) / 4;
   walk = {};
   walk.threads = steps < 512 ? warps_for(steps) : 512;
@@ -113,14 +132,15 @@ inline WalkPlan choose_walk(KernelFamily& family, const Norm& norm, int64_t vect
   return walk;
 }
 
-// The kernels of a family that walks: two vectors per thread, two in pairs, four, one, four in a cluster of blocks, and
-// one element at a time.
+// The kernels of a family that walks: two vectors per thread, two in pairs, four, one, four in a cluster of blocks, one
+// element at a time, and two vectors of rows that begin anywhere, if the family has that.
 struct WalkKernels {
-  ByDType v2, v2_pair, v4, v1, wide, any;
+  ByDType v2, v2_pair, v4, v1, wide, any, shifted = kNoEntry;
 };
 
 inline int walk_entry(const WalkKernels& kernels, const Norm& norm, const WalkPlan& walk) {
   const ByDType& kernel = walk.cluster > 1       ? kernels.wide
+                          : walk.period > 0      ? kernels.shifted
                           : walk.pair            ? kernels.v2_pair
                           : walk.per_thread == 1 ? kernels.v1
                           : walk.per_thread == 2 ? kernels.v2
@@ -161,6 +181,10 @@ inline WalkGrid walk_grid(KernelFamily& family, int entry, const Norm& norm, con
   if (blocks > fitting) blocks = fitting > 0 ? fitting : 1;
   const int64_t with_rows = (norm.rows + walk.rows - 1) / walk.rows;
   if (blocks > with_rows) blocks = with_rows;
+  if (walk.period > 0 && blocks * walk.rows < norm.rows) {  // a worker's rows all begin at the same offset
+    const int64_t whole = walk.period > walk.rows ? walk.period / walk.rows : 1;
+    blocks = blocks > whole ? blocks / whole * whole : whole;
+  }
   int64_t workers = blocks * walk.rows;
   if (ring) return {blocks, workers, blocks};
   if (workers > norm.rows) workers = norm.rows;  // workers beyond the rows would leave their lines unwritten

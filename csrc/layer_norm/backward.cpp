@@ -25,9 +25,10 @@ constexpr bool kPairAlone = false;
 KernelFamily kernels = {"layer_norm_backward", kEntries, entry::kCount};
 
 constexpr WalkKernels kWalks = {
-    PRECAST_BY_DTYPE(layer_norm_backward, _v2),   PRECAST_BY_DTYPE(layer_norm_backward, _v2_pair),
-    PRECAST_BY_DTYPE(layer_norm_backward, _v4),   PRECAST_BY_DTYPE(layer_norm_backward, _v1),
-    PRECAST_BY_DTYPE(layer_norm_backward, _wide), PRECAST_BY_DTYPE(layer_norm_backward, _any),
+    PRECAST_BY_DTYPE(layer_norm_backward, _v2),      PRECAST_BY_DTYPE(layer_norm_backward, _v2_pair),
+    PRECAST_BY_DTYPE(layer_norm_backward, _v4),      PRECAST_BY_DTYPE(layer_norm_backward, _v1),
+    PRECAST_BY_DTYPE(layer_norm_backward, _wide),    PRECAST_BY_DTYPE(layer_norm_backward, _any),
+    PRECAST_BY_DTYPE(layer_norm_backward, _shifted),
 };
 
 // ---- the two devices ----
@@ -67,7 +68,10 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.weight, norm.hidden * norm.column_bytes()) |
                               misalignment(work.grad_x, row_bytes);
-  const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
+  const Placed x_rows = {work.x, args.x_stride}, grad_x = {work.grad_x, row_bytes};
+  const bool alike = lies_alike(x_rows, grad_x) && lies_alike({work.grad, args.grad_stride}, grad_x);
+  const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone,
+                                    alike && misalignment(work.x, 0) == 0 ? shifted_vectors(row_bytes, bytes) : 0);
   const int entry = walk_entry(kWalks, norm, walk);
   const WalkGrid grid = walk_grid(kernels, entry, norm, walk, results.wanted());
   const Tensor parts = make_parts(results.wanted(), grid.lines, norm, float32_code(), x);

@@ -26,15 +26,16 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
 
 // Walks over a worker's rows, with the row, its gradient and the shares of the two sums in registers. If four vectors
 // of 16-bit numbers do not fit in registers, they and the weight are read from shared memory again. Two pieces of
-// shared memory alternate: between two writes to one of them lies the barrier of the other. kWide: the weight is
-// float32.
-template <class T, int V, bool kPair = false, bool kCluster = false>
+// shared memory alternate: between two writes to one of them lies the barrier of the other. kShifted: rows begin
+// anywhere (walk.cuh); what a vector holds beside its row is zero, and so are the weight and the gradient there.
+template <class T, int V, bool kPair = false, bool kCluster = false, bool kShifted = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[kCluster ? 1 : 3][5 * 32], room[3][4][8];
+  alignas(16) __shared__ float shared[kCluster ? 2 : 3][5 * 32];
   const u32 worker = kCluster ? cluster_number() : blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float hidden = static_cast<float>(a.hidden);
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
+  const Shifted<T> at(a.x + worker * a.x_stride, static_cast<u32>(a.hidden) * T::kBytes);
   if constexpr (kCluster) cluster_begins();
   next_launch_may_start();
 
@@ -44,7 +45,9 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   for (int j = 0; j < V; ++j) {
     w[j].fill(1.0f);
     if (a.weight != nullptr && first + j * step < a.vectors) {
-      if constexpr (kKept) {
+      if constexpr (kShifted) {
+        w[j].load_shifted(a.weight, first + j * step, at, a.wide);
+      } else if constexpr (kKept) {
         w[j].load(a.weight, first + j * step, a.wide);
       } else {
         copy(behind_ring(a) + j * step * 16, a.weight + (first + j * step) * 16);  // it arrives with the first row
@@ -54,9 +57,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int e = 0; e < T::kPerVector; ++e) weight_part[j][e] = bias_part[j][e] = 0.0f;
   }
 
-  Walk<V, kPair> walk(a, worker);
-  char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
+  using Walking = Walk<V, kPair, kShifted>;
+  Walking walk = kShifted ? Walking(a, worker, at.lead, at.count, at.tail()) : Walking(a, worker);
+  char* grad_x = a.grad_x + worker * a.grad_x_stride + (kShifted ? 0 : first * 16);
   if constexpr (kCluster) cluster_has_begun();
+  Rounds<> rounds;
   u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
@@ -65,6 +70,10 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     } else {
       walk.hold();
     }
+    if (kShifted && first == 0) {  // what lies before the row; behind it there are zeros
+      v[0] = at.cut(0, v[0], at.bytes);
+      g[0] = at.cut(0, g[0], at.bytes);
+    }
 
     const auto load_again = [&](int j) {
       walk.take_held(j, v[j], g[j]);
@@ -72,7 +81,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     };
 
     // Sums d = x - around, d^2, h = g w and h d.
-    const auto add = [&](float around, float (&sums)[4]) {
+    const auto add = [&](float around, float (&sums)[4], bool first_pass) {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         if (!walk.taken[j]) continue;
@@ -85,7 +94,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           w[j].unpack(k, s);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
-            const float d = p[e] - around, h = q[e] * s[e];
+            const bool in_row = !kShifted || first_pass || at.holds(first + j * step, k * T::kPerWord + e, at.bytes);
+            const float d = in_row ? p[e] - around : 0.0f, h = q[e] * s[e];
             sums[0] += d;
             sums[1] = fmaf(d, d, sums[1]);
             sums[2] += h;
@@ -95,9 +105,9 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
     };
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    add(0.0f, sums);
-    row_sums(sums, shared[kCluster ? 0 : parity]);
-    if constexpr (kCluster) add_blocks(sums, room[parity]);
+    add(0.0f, sums, true);
+    row_sums(sums, shared[kCluster ? rounds.set() : parity]);
+    if constexpr (kCluster) rounds.add_blocks(sums);
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
     // Repeats the sums around the mean. In float32 these may have lost digits as well.
@@ -110,9 +120,9 @@ DEVICE void backward_rows(const BackwardArgs& a) {
         }
       }
       float again[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      add(mean, again);
-      row_sums(again, shared[kCluster ? 0 : 2]);
-      if constexpr (kCluster) add_blocks(again, room[2]);
+      add(mean, again, false);
+      row_sums(again, shared[kCluster ? rounds.set() : 2]);
+      if constexpr (kCluster) rounds.add_blocks(again);
       const float rest = divided(again[0], hidden, a.inverse_hidden);
       if (far) {
         mean += rest;
@@ -143,15 +153,27 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           }
           result.word[k] = T::pack(p);
         }
-        store(grad_x + j * step * 16, result);
+        if constexpr (kShifted) {
+          at.store_to(grad_x, first + j * step, result);
+        } else {
+          store(grad_x + j * step * 16, result);
+        }
       }
     }
     grad_x += a.grad_x_stride * a.workers;
   }
 
   const i64 line = (kCluster ? worker : blockIdx.x) * a.hidden;
-  if (a.weight_parts != nullptr) store_parts<T>(a.weight_parts + line, weight_part, a.vectors);
-  if (a.bias_parts != nullptr) store_parts<T>(a.bias_parts + line, bias_part, a.vectors);
+  const auto store_line = [&](float* parts, const float (&part)[V][T::kPerVector]) {
+    if (parts == nullptr) return;
+    if constexpr (kShifted) {
+      store_shifted_parts<T>(parts + line, part, at);
+    } else {
+      store_parts<T>(parts + line, part, a.vectors);
+    }
+  };
+  store_line(a.weight_parts, weight_part);
+  store_line(a.bias_parts, bias_part);
 }
 
 // A cluster of blocks is a worker, and each block walks over its slice of the columns.
@@ -169,6 +191,14 @@ DEVICE void backward_wide(const BackwardArgs& a) {
   if (a.weight_parts != nullptr) own.weight_parts += begin * T::kPerVector;
   if (a.bias_parts != nullptr) own.bias_parts += begin * T::kPerVector;
   backward_rows<T, 4, false, true>(own);
+#endif
+}
+
+// Rows that begin anywhere.
+template <class T>
+DEVICE void backward_shifted(const BackwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  backward_rows<T, 2, false, false, true>(a);
 #endif
 }
 

@@ -6,7 +6,6 @@
 // too wide for that use the `any` kernels, which take any row and read it three times.
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
-#include "../common/shifted.cuh"
 #include "entries.h"
 #include "row.cuh"
 
@@ -244,14 +243,14 @@ DEVICE void forward_wide(const ForwardArgs& a) {
   cluster_has_begun();
 
   const float hidden = static_cast<float>(a.hidden);
-  u32 parity = 0;  // a block that runs ahead writes to other lines
-  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 2) {
+  Rounds<> rounds;
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters) {
     Vector v[V];
     arrived<0>();
     walk.take(0, v);
     float mean = 0.0f, squares = 0.0f;
 #pragma unroll 1
-    for (u32 line = parity; line <= 4; line = line == 4 ? 5 : 4) {
+    for (int pass = 0; pass < 2; ++pass) {
       float sums[2] = {0.0f, 0.0f};  // of d = x - mean, and d^2
 #pragma unroll
       for (int j = 0; j < V; ++j) {
@@ -262,11 +261,11 @@ DEVICE void forward_wide(const ForwardArgs& a) {
           sums[1] = fmaf(d, d, sums[1]);
         });
       }
-      if (line != 4) {
+      if (pass == 0) {
         if (row + walk.clusters < a.rows) walk.fetch(0, a.x + (row + walk.clusters) * a.x_stride);
         row_ends();
       }
-      cluster_sums(sums, exchange_lines() + line);
+      rounds.sums(sums);
       const float rest = divided(sums[0], hidden, a.inverse_hidden);
       squares = fmaf(-rest, sums[0], sums[1]);
       mean += rest;

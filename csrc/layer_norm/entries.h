@@ -20,18 +20,21 @@
   KERNEL(layer_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, 96, kRingBytes, backward_rows<Float32, 2, true>)   \
   KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 512, 512, 128, kRingBytes, backward_rows<Float32, 4>)             \
   KERNEL(layer_norm_backward_f32_v1, BackwardArgs, 512, V1_RESIDENT, 96, kRingBytes, backward_rows<Float32, 1>)      \
+  KERNEL(layer_norm_backward_f32_shifted, BackwardArgs, 512, 512, 128, kRingBytes, backward_shifted<Float32>)        \
   KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, 64, 0, backward_any<Float32>)                         \
   KERNEL(layer_norm_backward_f32_wide, BackwardArgs, 512, 512, 128, kRingBytes, backward_wide<Float32>)              \
   KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, 96, kRingBytes, backward_rows<Float16, 2>)              \
   KERNEL(layer_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, 96, kRingBytes, backward_rows<Float16, 2, true>)   \
   KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, 128, kRingBytes, backward_rows<Float16, 4>)             \
   KERNEL(layer_norm_backward_f16_v1, BackwardArgs, 512, V1_RESIDENT, 96, kRingBytes, backward_rows<Float16, 1>)      \
+  KERNEL(layer_norm_backward_f16_shifted, BackwardArgs, 512, 512, 128, kRingBytes, backward_shifted<Float16>)        \
   KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, 64, 0, backward_any<Float16>)                         \
   KERNEL(layer_norm_backward_f16_wide, BackwardArgs, 512, 512, 128, kRingBytes, backward_wide<Float16>)              \
   KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, 96, kRingBytes, backward_rows<BFloat16, 2>)            \
   KERNEL(layer_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, 96, kRingBytes, backward_rows<BFloat16, 2, true>) \
   KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, 128, kRingBytes, backward_rows<BFloat16, 4>)           \
   KERNEL(layer_norm_backward_bf16_v1, BackwardArgs, 512, V1_RESIDENT, 96, kRingBytes, backward_rows<BFloat16, 1>)    \
+  KERNEL(layer_norm_backward_bf16_shifted, BackwardArgs, 512, 512, 128, kRingBytes, backward_shifted<BFloat16>)      \
   KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, 64, 0, backward_any<BFloat16>)                       \
   KERNEL(layer_norm_backward_bf16_wide, BackwardArgs, 512, 512, 128, kRingBytes, backward_wide<BFloat16>)            \
   KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, 32, 0, parameter_columns)

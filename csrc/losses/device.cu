@@ -259,8 +259,8 @@ DEVICE void loss_wide(const LossArgs& a) {
   for (int j = 0; kOneByOne && j < V; ++j) fetch(j, walk.row);
   cluster_has_begun();
 
-  u32 parity = 0;  // a block that runs ahead writes to other lines
-  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 1) {
+  Rounds<> rounds;
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters) {
     const int at = target_of(a, row);
     // Vector by vector: the place of one is free for the next row's as soon as it is here and has been used.
     Vector v[V], most = least<T>();
@@ -289,7 +289,8 @@ DEVICE void loss_wide(const LossArgs& a) {
         if (walk.has(j)) for_elements<T>(v[j], [&](int, float e) { total[2] += e; });
       }
     }
-    cluster_total(total, 1.44269504f, exchange_lines() + 3 * parity);
+    send_total(total, rounds);
+    receive_total(total, 1.44269504f, rounds);
 
     base = total[0] == -infinity() ? 0.0f : total[0];
     const Target target(a, at);

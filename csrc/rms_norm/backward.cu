@@ -17,7 +17,7 @@ namespace rms_norm {
 // 16-bit numbers do not fit in registers, they are read from shared memory again.
 template <class T, int V, bool kPair = false, bool kCluster = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[2][3 * 32], room[2][2][8];
+  alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = kCluster ? cluster_number() : blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
@@ -38,6 +38,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
   const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + first * 16;
   if constexpr (kCluster) cluster_has_begun();
+  Rounds<> rounds;
   u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V], added[V];
@@ -73,8 +74,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
     }
     float sums[2] = {squares, products};
-    row_sums(sums, shared[kCluster ? 0 : parity]);
-    if constexpr (kCluster) add_blocks(sums, room[parity]);
+    row_sums(sums, shared[parity]);
+    if constexpr (kCluster) rounds.add_blocks(sums);
     const float r = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
     const float mean = sums[1] * r * a.inverse_hidden;
 

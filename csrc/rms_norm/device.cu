@@ -6,7 +6,6 @@
 // too wide for that use the `any` kernels, which take any row and read it twice.
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
-#include "../common/shifted.cuh"
 #include "entries.h"
 #include "row.cuh"
 
@@ -228,8 +227,8 @@ DEVICE void forward_wide(const ForwardArgs& a) {
 
   const bool llama = a.casting == kLlama;
   const float offset = weight_offset(a.casting);
-  u32 parity = 0;  // a block that runs ahead writes to the other line
-  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 1) {
+  Rounds<> rounds;
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters) {
     Vector v[V];
     arrived<0>();
     walk.take(0, v);
@@ -249,7 +248,7 @@ DEVICE void forward_wide(const ForwardArgs& a) {
     }
     if (row + walk.clusters < a.rows) fetch(row + walk.clusters);
     row_ends();
-    cluster_sums(sums, exchange_lines() + parity);
+    rounds.sums(sums);
     const float scale = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
 
     char* y = a.y + row * a.y_stride;

@@ -45,8 +45,6 @@ constexpr RowRule kRules[] = {
     {kAligned | kWideWeight, 0, kAny, Form::kAnyRow},
     {kAligned | kAdds, 32, kAddV1, Form::kRegisters, 1},
     {kAligned | kAdds, 1024, kAddV1, Form::kSpread, 1},
-    {kAligned | kNoAdd, 128, kV4, Form::kRegisters, 4},
-    {kAligned | kNoAdd | kFewRows, 2 * 640, kV4, Form::kSpread, 2},
     {kAligned | kNoAdd, 4 * 640, kV4, Form::kRegisters, 4},
     {kUnaligned, 4 * 512, kShifted, Form::kRegisters, 4, 64},
     {kAligned | kClusters | kAdds | kFewRows, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfThree},

@@ -174,8 +174,8 @@ DEVICE void backward_wide(const BackwardArgs& a) {
   row_ends();
   cluster_has_begun();
 
-  u32 parity = 0;  // a block that runs ahead writes to the other line
-  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 1) {
+  Rounds<> rounds;
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters) {
     Vector g[V], v[V];
     arrived<0>();
     walk.take(0, g);
@@ -187,7 +187,7 @@ DEVICE void backward_wide(const BackwardArgs& a) {
     }
     if (row + walk.clusters < a.rows) fetch(row + walk.clusters);
     row_ends();
-    cluster_sums(sums, exchange_lines() + parity);
+    rounds.sums(sums);
 
     char* grad_x = a.grad_x + row * a.grad_x_stride;
 #pragma unroll

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../common/exponentials.cuh"
-#include "../common/shifted.cuh"
 #include "args.h"
 
 namespace precast {

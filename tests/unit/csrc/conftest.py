@@ -37,8 +37,8 @@ PTX_AS_CPP = {
     "griddepcontrol": "",
     "mov.u32": "",  # these are behind #if for clusters
     "barrier.cluster": "",
-    "mapa.": "",
-    "st.shared::cluster": "",
+    "mbarrier.": "",
+    "fence.mbarrier": "",
     "ex2.approx": "result = exp2f(power);",
     "rcp.approx": "result = 1.0f / value;",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",

@@ -35,32 +35,32 @@ def wide(*tensors: Any) -> list[Any]:
 
 
 FORWARD = [
-    (torch.bfloat16, (5, 128), "rms_norm_bf16_v4<1,4x32>"),
-    (torch.bfloat16, (37, 64), "rms_norm_bf16_v4<2,4x32>"),  # two vectors in a lane: up to eight in a row
-    (torch.bfloat16, (37, 72), "rms_norm_bf16_v4<2,4x32>"),
+    (torch.bfloat16, (5, 128), "rms_norm_bf16_v4<1,16x8>"),
+    (torch.bfloat16, (37, 64), "rms_norm_bf16_v4<3,8x16>"),  # two vectors in a lane: up to eight in a row
+    (torch.bfloat16, (37, 72), "rms_norm_bf16_v4<5,16x8>"),
     (torch.bfloat16, (70, 8), "rms_norm_bf16_v4<1,1x128>"),
-    (torch.bfloat16, (17, 256), "rms_norm_bf16_v4<2,8x16>"),  # the widest of which a warp has several
+    (torch.bfloat16, (17, 256), "rms_norm_bf16_v4<5,32x4>"),  # the widest of which a warp has several
     (torch.bfloat16, (5, 264), "rms_norm_bf16_v4<2,32x4>"),
     (torch.bfloat16, (3, 1024), "rms_norm_bf16_v4<2,32x2>"),
     (torch.bfloat16, (2, 4096), "rms_norm_bf16_v4<2,256x1>"),  # few rows: two vectors per thread
-    (torch.bfloat16, (3, 8192), "rms_norm_bf16_v4<3,256x1>"),
+    (torch.bfloat16, (3, 8192), "rms_norm_bf16_v4<3,512x1>"),
     (torch.bfloat16, (1, 20480), "rms_norm_bf16_v4<1,640x1>"),
     (torch.bfloat16, (1, 20488), "rms_norm_bf16_any<1,512x1>"),
-    (torch.float16, (3, 1032), "rms_norm_f16_v4<3,64x1>"),
+    (torch.float16, (3, 1032), "rms_norm_f16_v4<3,160x1>"),
     (torch.float16, (3, 769), "rms_norm_f16_shifted<2,32x2>"),
-    (torch.float16, (9, 9), "rms_norm_f16_shifted<1,1x128>"),
-    (torch.bfloat16, (35, 57), "rms_norm_bf16_shifted<2,4x32>"),
-    (torch.bfloat16, (35, 59), "rms_norm_bf16_shifted<2,4x32>"),
-    (torch.bfloat16, (9, 505), "rms_norm_bf16_shifted<2,16x8>"),
+    (torch.float16, (9, 9), "rms_norm_f16_shifted<1,2x64>"),
+    (torch.bfloat16, (35, 57), "rms_norm_bf16_shifted<3,8x16>"),
+    (torch.bfloat16, (35, 59), "rms_norm_bf16_shifted<5,16x8>"),
+    (torch.bfloat16, (9, 505), "rms_norm_bf16_shifted<3,32x4>"),
     (torch.bfloat16, (9, 507), "rms_norm_bf16_shifted<5,32x2>"),
-    (torch.bfloat16, (2, 5137), "rms_norm_bf16_shifted<2,192x1>"),
+    (torch.bfloat16, (2, 5137), "rms_norm_bf16_shifted<2,352x1>"),
     (torch.bfloat16, (2, 16377), "rms_norm_bf16_shifted<2,512x1>"),
     (torch.bfloat16, (2, 16379), "rms_norm_bf16_any<2,512x1>"),
-    (torch.float32, (9, 101), "rms_norm_f32_shifted<1,8x16>"),
+    (torch.float32, (9, 101), "rms_norm_f32_shifted<3,32x4>"),
     (torch.float16, (9, 7), "rms_norm_f16_any<3,32x4>"),
-    (torch.float32, (3, 4096), "rms_norm_f32_v4<3,256x1>"),
+    (torch.float32, (3, 4096), "rms_norm_f32_v4<3,512x1>"),
     (torch.float32, (7, 1), "rms_norm_f32_any<2,32x4>"),
-    (torch.float32, (2, 2, 3, 20), "rms_norm_f32_v4<1,4x32>"),
+    (torch.float32, (2, 2, 3, 20), "rms_norm_f32_v4<1,8x16>"),
     (torch.float32, (1, 100_003), "rms_norm_f32_any<1,512x1>"),
 ]
 
@@ -86,13 +86,13 @@ ADD = [
     (torch.float16, (2, 770), "rms_norm_f16_shifted<1,32x2>"),
     (torch.float16, (2, 4096), "add_rms_norm_f16_v1<2,512x1>"),
     (torch.float32, (3, 100), "add_rms_norm_f32_v1<1,32x4>"),
-    (torch.float32, (2, 103), "rms_norm_f32_shifted<1,8x16>"),
+    (torch.float32, (2, 103), "rms_norm_f32_shifted<1,32x4>"),
 ]
 
 # In place, where a vector of one row may hold some of another that is written.
 IN_PLACE = {
     "rms_norm_f16_shifted<1,32x2>": "rms_norm_f16_any<2,224x1>",
-    "rms_norm_f32_shifted<1,8x16>": "rms_norm_f32_any<1,32x4>",
+    "rms_norm_f32_shifted<1,32x4>": "rms_norm_f32_any<1,32x4>",
 }
 
 

@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
+from precast.ops.layer_norm import reference  # noqa: E402
+from tests.unit.csrc.emulated import Emulated, made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -98,3 +99,33 @@ def test_layer_norm(norms: Emulated, dtype: Any, rows: int, columns: int, offset
 
 def test_a_row_of_equal_numbers_has_no_variance(norms: Emulated) -> None:
     assert bool((norms.ops.layer_norm(torch.full((3, 512), 12345.678), None, None, EPS) == 0).all())
+
+
+# More rows than workers, which are blocks or warps of a block.
+ANYWHERE = [(BF16, 50, 777), (F16, 90, 111), (F32, 50, 777), (BF16, 70, 97), (F32, 40, 1026), (BF16, 45, 1025)]
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize(("dtype", "rows", "columns"), ANYWHERE, ids=str)
+def test_gradients_of_layer_norm_for_rows_that_begin_anywhere(
+    norms: Emulated, dtype: Any, rows: int, columns: int, offset: float
+) -> None:
+    x, grad = (made(rows, columns) + offset).to(dtype), made(rows, columns, dtype=dtype, seed=1)
+    for weight in (made(columns, dtype=dtype, seed=2), made(columns, seed=2), None):
+        given = [None if t is None else t.double() for t in (grad, x, weight)]
+        for wanted in ((True, True), (False, True), (False, False)):
+            norms.launches()
+            ours = norms.ops.layer_norm_backward(grad, x, weight, EPS, *wanted)
+            assert "_shifted<" in norms.launches()
+            exact = reference.layer_norm_backward(*given, EPS, *wanted)
+            for one, right in zip(ours, exact, strict=True):
+                unit = 1e-4 if one.dtype == F32 else torch.finfo(one.dtype).eps
+                torch.testing.assert_close(one.double(), right, rtol=unit, atol=unit)
+
+
+def test_few_rows_and_rows_of_an_unaligned_tensor_take_the_general_kernel(norms: Emulated) -> None:
+    grad, weight = made(50, 777, dtype=BF16, seed=1), made(777, dtype=BF16, seed=2)
+    for x, g in ((made(9, 777, dtype=BF16), grad[:9]), (unaligned(made(50, 777, dtype=BF16)), grad)):
+        norms.launches()
+        norms.ops.layer_norm_backward(g, x, weight, EPS, True, True)
+        assert "_backward_bf16_any<" in norms.launches()
