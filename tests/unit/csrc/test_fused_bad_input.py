@@ -115,7 +115,7 @@ def test_lists_are_checked_without_data_too(lists: dict[str, Any], message: str)
 REFUSED: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "shared memory": (
         lambda: [(t := torch.zeros(6))[:4], t[2:]],
-        "two of the parameters and their states share",
+        "two of the tensors that are written share",
     ),
     "gaps": (lambda: [torch.zeros(4, 4)[:, :2]], r"params\[0\] \(shape \(4, 2\)\) has gaps or overlaps"),
     "expanded": (lambda: [torch.zeros(1).expand(4)], "has gaps or overlaps"),
