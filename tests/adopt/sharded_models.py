@@ -74,7 +74,7 @@ def adopted_after_sharding() -> None:
     untouched, adopted, batch = _pair()
     report = precast.adopt(_sharded(adopted))
     assert report.ok, report
-    assert {group.kind for group in report.replaced} == {"rms_norm", "gated_mlp", "loss"}
+    assert {group.kind for group in report.replaced} == {"rms_norm", "rotary", "gated_mlp", "loss"}
     assert "gradients, and outputs with hidden parameters: the model is sharded" in report.not_compared
     _assert_close(_losses(adopted, batch), _losses(_sharded(untouched), batch))
 

@@ -112,4 +112,4 @@ def test_a_class_of_transformers_is_made_small(capsys: pytest.CaptureFixture[str
     assert main(["adopt", "--dry-run", "transformers:LlamaForCausalLM", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["ok"]
-    assert {group["kind"] for group in facts["replaced"]} == {"rms_norm", "gated_mlp", "loss"}
+    assert {group["kind"] for group in facts["replaced"]} == {"rms_norm", "rotary", "gated_mlp", "loss"}

@@ -19,7 +19,7 @@ HEADS, CACHE = torch.ones(4, 2, 16), torch.zeros(2, 4, 2, 16)
 IDS = torch.zeros(4, 2, dtype=torch.int64)
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "no tensor": (lambda: ops.bias_act(None), r"bias_act: x is None; needed Tensor$"),
+    "no tensor": (lambda: ops.bias_act(None), "bias_act: x is a NoneType; needed a torch.Tensor$"),
     "a list": (lambda: ops.moe_permute([1.0], IDS, 2), r"moe_permute: rows is a list; needed Tensor$"),
     "a list with None": (
         lambda: ops.adam_([ROWS], [None], [ROWS], [ROWS], **RATES),

@@ -29,6 +29,7 @@ MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "err
 # How much a page counts in the search: guides for users come before notes for those who work on precast.
 WEIGHTS = {"guides/": 2, "install.md": 1.3, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
 WEIGHTS |= {"reference/python/": 0.7}
+COMBINED = 0.5  # of an op that does what several do
 START = "README.md"
 BENCHMARKS = "docs/benchmarks.md"
 CHARTS, TABLE = "<!-- charts -->\n", "<!-- gpu_table -->\n"
@@ -49,8 +50,12 @@ def write(root: Path, pages: Path, package: Path, repository: str | None) -> Non
         if name == BENCHMARKS:
             text = with_figures(root, text)
         _write(pages / place, weighted(place, with_links(text, root, name, copies, repository)))
-    for name, text in op_pages.pages(root).items():
-        _write(pages / "reference" / "ops" / name, text)
+    ops = op_pages.pages(root)
+    for name, text in ops.items():
+        several = any(
+            one != name and one.removesuffix(".md") in name for one in ops
+        )  # who asks for one wants that page
+        _write(pages / "reference" / "ops" / name, _with_boost(text, COMBINED if several else 1))
     for module in MODULES:
         reference = f"reference/python/{module}.md"
         _write(pages / reference, weighted(reference, module_page(root, module)))
@@ -93,6 +98,10 @@ def weighted(place: str, text: str) -> str:
     if place == START:
         return f"---\nhide: [navigation, toc]\n---\n\n{text}"
     weight = next((weight for start, weight in WEIGHTS.items() if place.startswith(start)), 1)
+    return _with_boost(text, weight)
+
+
+def _with_boost(text: str, weight: float) -> str:
     return text if weight == 1 else f"---\nsearch: {{ boost: {weight} }}\n---\n\n{text}"
 
 

@@ -86,7 +86,7 @@ def test_every_key_has_the_one_schema(monkeypatch: pytest.MonkeyPatch, checkout:
     texts = {
         path: path.read_text() for part in ("_builder", "_cubin", "extension") for path in (package / part).glob("*.py")
     }
-    assert [path.name for path, text in texts.items() if '"schema": ' in text] == ["cache_archive.py", "entry.py"]
+    assert [path.name for path, text in texts.items() if '"schema": SCHEMA' in text] == ["cache_archive.py", "entry.py"]
 
 
 @pytest.mark.parametrize(
