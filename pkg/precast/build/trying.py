@@ -43,6 +43,11 @@ class Tried:
     seconds: float
     said: str
 
+    @property
+    def bad(self) -> bool:
+        """Whether a test failed, or none was there."""
+        return bool(self.failed) or not self.passed + self.skipped
+
     def __str__(self) -> str:
         counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
         return f"{self.job.name}: {counts}, {self.seconds:.0f} s" + (f"\n  {self.said}" if self.said else "")
@@ -66,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             for job in jobs:
                 done = tried(wheel, job, options.tests, options.requires, settings)
                 print(f"{wheel.name}: {done}", flush=True)
-                failed |= bool(done.failed or not done.passed + done.skipped)
+                failed |= done.bad
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1

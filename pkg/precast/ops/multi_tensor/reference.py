@@ -118,10 +118,11 @@ def multi_tensor_axpby_(
     found_inf: Tensor | None = None,
 ) -> None:
     """``outs = a * factor * xs + b * ys``; sets ``found_inf`` to 1 if an x or y is not finite."""
-    op, numbers = "multi_tensor_axpby_", [[t for t in (tensor,) if t is not None] for tensor in (found_inf, factor)]
+    op = "multi_tensor_axpby_"
     check_layout(op, {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})})
-    read = [x for terms in (xs, ys) for x, out in zip(terms, outs, strict=False) if range_of(x) != range_of(out)]
-    check_apart(op, [*outs, *numbers[0]], [*read, *numbers[1]], "an x, a y or the factor")
+    # An out may be its own x or y.
+    others = [x for terms in (xs, ys) for x, out in zip(terms, outs, strict=False) if range_of(x) != range_of(out)]
+    check_apart(op, [*outs, *_present(found_inf)], [*others, *_present(factor)], "an x, a y or the factor")
     for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
         read = [x, ys[index]] if ys else [x]
         result = wide(x) * (a if factor is None else a * factor)
@@ -250,6 +251,10 @@ def _written(lists: dict[str, list[Tensor]]) -> list[Tensor]:
     return list(itertools.chain.from_iterable(lists[name] for name in _NAMES if name != "grads"))
 
 
+def _present(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
 def _check_sums(op: str, count: int, kind: int, sums: Tensor | None, steps: Tensor) -> None:
     if sums is None:
         if kind == LAMB_APPLY:
@@ -317,8 +322,7 @@ def multi_tensor_update_(
     lists: dict[str, list[Tensor]] = dict(zip(_NAMES, given, strict=True))
     rows = list(_rows(lists))
     _check_memory("multi_tensor_update_", lists)
-    read = [number for number in (found_inf, grad_scale) if number is not None]
-    check_apart("multi_tensor_update_", _written(lists), read, "found_inf or grad_scale")
+    check_apart("multi_tensor_update_", _written(lists), _present(found_inf, grad_scale), "found_inf or grad_scale")
     for row in rows:
         direction = _update(row, by, step, numbers, kind, flags, skip)
         if kind == LAMB:
