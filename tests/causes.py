@@ -22,6 +22,7 @@ from pathlib import Path
 RECORD = struct.Struct("<BBHIIIIIIf8H16s")
 FORKED = 1  # without an exec of its own
 LOG = "PRECAST_TESTS_CAUSES_LOG"  # tells a run inside of another's where the kernel writes already
+FOLDERS = (tempfile.gettempdir(), "/dev/shm")  # where the kernel may have space to write
 TORCH_KIB, NVRTC_KIB = 400 << 10, 100 << 10  # of addresses: the libraries of each
 
 COMPILERS = {
@@ -103,21 +104,30 @@ def table(processes: Sequence[Process], root: int) -> str:
 
 
 @contextmanager
-def counting() -> Iterator[Path | None]:
-    """The file to which the kernel writes each process that ends; None: it does not. A run around this one has one."""
+def counting(folders: Sequence[str] = FOLDERS) -> Iterator[Path | None]:
+    """The file to which the kernel writes each process that ends; None: it does not. A run around this one has one.
+
+    acct(2) succeeds on a nearly full disk as well, and then nothing is written: the first folder that gets a line is
+    taken.
+    """
     if LOG in os.environ:
         yield Path(os.environ[LOG])
         return
     acct = ctypes.CDLL(None, use_errno=True).acct
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        log.touch()
-        counted = acct(os.fsencode(log)) == 0
-        try:
-            yield log if counted else None
-        finally:
-            if counted:
+    for parent in filter(os.path.isdir, folders):
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
+            log = Path(folder, "log")
+            log.touch()
+            if acct(os.fsencode(log)) != 0:
+                continue
+            try:
+                subprocess.run(["true"], check=True)
+                if log.stat().st_size:
+                    yield log
+                    return
+            finally:
                 acct(None)
+    yield None
 
 
 def main(arguments: list[str]) -> int:
@@ -130,7 +140,7 @@ def main(arguments: list[str]) -> int:
             print(table(list(read(log.read_bytes())), tests.pid))
             return status
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds; by cause for root alone: acct(2)")
+    print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds; by cause for root alone, with space on a disk: acct(2)")
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 
 import pytest
@@ -63,13 +64,31 @@ def test_the_kernel_counts_a_run(tmp_path, monkeypatch: pytest.MonkeyPatch, capf
     code = "import subprocess, sys\ndef test_it():\n    subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
     (tmp_path / "test_it.py").write_text(code)
     with causes.counting() as log:  # which the run inside does not end
-        assert log is not None
+        assert log is not None, f"the kernel writes to none of {causes.FOLDERS}"
         monkeypatch.setenv(causes.LOG, str(log))
         for _ in range(2):
             assert causes.main(["-n0", "-p", "no:cacheprovider", str(tmp_path)]) == 0
             said = capfd.readouterr().out
             assert "| tests in the processes of pytest | 1 |" in said
             assert "| Pythons without torch, pip among them | 1 |" in said
+
+
+@pytest.mark.mounts
+def test_a_disk_without_space_is_passed_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(causes.LOG, raising=False)
+    small, large = tmp_path / "small", tmp_path / "large"
+    for folder, size in ((small, "1m"), (large, "8m")):
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        (small / "fill").write_bytes(bytes(1010 << 10))  # the kernel stops where 2 in 100 are left and starts at 4
+        with causes.counting([str(small)]) as log:
+            assert log is None
+        with causes.counting([str(small), str(large)]) as log:
+            assert log is not None and log.parent.parent == large
+    finally:
+        for folder in (small, large):
+            subprocess.run(["umount", folder], check=True)
 
 
 def test_without_leave_the_sum_is_said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
