@@ -52,7 +52,16 @@ def this_torch() -> TorchVersion:
 
 
 @pytest.fixture
-def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of every torch is the one of this process."""
+    this_torch()
+    site = Path(sys.modules["torch"].__file__ or "").parents[1]
+    made = Environment(Path(sys.prefix), site, None, True)
+    monkeypatch.setattr(environments, "environment", lambda job, settings: made)
+
+
+@pytest.fixture
+def listed(tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A list with a package of a package index, which is a folder here; its torch is the one of this environment."""
     tree = tmp_path / "orphan-ops-1.0"
     (tree / "orphan_ops").mkdir(parents=True)
@@ -70,9 +79,6 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     torch = str(this_torch().release)
     (tmp_path / "list.toml").write_text(LIST.format(torch=torch, sha256=digest, ran=tmp_path / "ran"))
-    site = Path(sys.modules["torch"].__file__ or "").parents[1]
-    here = Environment(Path(sys.prefix), site, None, True)
-    monkeypatch.setattr(environments, "environment", lambda job, settings: here)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     return tmp_path / "list.toml"
 
@@ -220,6 +226,30 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
 def test_a_test_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"no test .*gone\.py"):
         trying._copied(tmp_path / "gone.py", tmp_path / "to")
+
+
+SKIPS = "import pytest\n@pytest.mark.skip(reason='no GPU')\ndef test_gpu(): pass\n"
+NO_PROOF = [
+    (SKIPS, "0 passed, 0 failed, 1 skipped", "found   1 skipped, 0 passed; SKIPPED [1] test_ops.py:2: no GPU"),
+    ("import pytest\npytest.importorskip('no_such')\n", "1 skipped", "could not import 'no_such'"),
+    ("def helper(): pass\n", "0 passed, 0 failed, 0 skipped", "found   0 skipped, 0 passed\n"),
+    (f"{SKIPS}def test_cpu(): import my_ops\n", "1 passed, 0 failed, 1 skipped", ""),
+]
+
+
+@pytest.mark.torch
+@pytest.mark.wheel
+@pytest.mark.parametrize(("text", "counts", "why"), NO_PROOF, ids=["skips", "import", "empty", "mixed"])
+def test_a_wheel_of_which_no_test_passes_is_refused(
+    text: str, counts: str, why: str, here: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel, tests = make_wheel(tmp_path, name="my_ops"), tmp_path / "test_ops.py"
+    tests.write_text(text)
+    torch = str(this_torch().release)
+    status = build_main.main(["test", str(wheel), "--torch", torch, "--tests", str(tests)])
+    said = capsys.readouterr().out
+    assert status == int(bool(why)) and counts in said and why in said
+    assert ("  no test shows that the wheel works\n  ran     pytest test_ops.py\n" in said) == bool(why)
 
 
 ORPHANS = Path(__file__).resolve().parents[2] / "examples" / "orphans"

@@ -28,13 +28,13 @@ from precast.build.environments import Job
 from precast.errors import KernelError
 
 _PYTEST = "pytest>=8"
-# Exit statuses of pytest: all passed, and some failed. Any other one is no result.
-_RAN = (0, 1)
+# Exit statuses of pytest: none failed, some failed, and there was no test. Any other one is no result.
+_RAN = (0, 1, 5)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The tests of a wheel in one torch; ``said`` is the first failure, or empty."""
+    """The tests of a wheel in one torch; ``said`` is the first failure, the refusal if none passed, or empty."""
 
     job: Job
     passed: int
@@ -45,8 +45,8 @@ class Tried:
 
     @property
     def bad(self) -> bool:
-        """Whether a test failed, or none was there."""
-        return bool(self.failed) or not self.passed + self.skipped
+        """Whether a test failed, or none passed."""
+        return bool(self.failed) or not self.passed
 
     def __str__(self) -> str:
         counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -54,7 +54,7 @@ class Tried:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try wheels; print a line for each and torch. Exit status 1: a test failed, or none was there."""
+    """Try wheels; print a line for each and torch. Exit status 1: a test failed, or none passed."""
     parser = argparse.ArgumentParser(prog="python -m precast.build test", description=__doc__)
     parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
     wheels.add_jobs(parser)
@@ -93,7 +93,7 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
         environments.run(install, work, environments.plain(os.environ), f"{wheel.name} for {job.name}")
         places = [_copied(path, work / "tests") for path in tests]
         report = work / "done.xml"
-        command = [str(made.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [str(made.python), "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", f"--junitxml={report}"]
         env = {**environments.plain(os.environ), "PYTHONPATH": str(site), "PRECAST_CACHE_DIR": str(work / "cache")}
         shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(work / "tests"), *command, *places]
         status, said = process.run(shell, log=work / "tests.log", environment=env, umask=process.INHERITED)
@@ -102,9 +102,24 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
                 f"the tests of {wheel.name} did not run in {job.name}\n  found   {failure.first_error(said)}\n"
                 + "\n".join(f"    {line}" for line in said.splitlines()[-30:])
             )
-        counts = _counts(report)
-    first = next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-    return Tried(job, *counts, time.perf_counter() - start, first)
+        passed, failed, skipped = _counts(report)
+    listed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
+    first = next((line for line in listed if not line.startswith("SKIPPED")), "")
+    if not passed + failed:
+        first = _no_proof(places, skipped, listed)
+    return Tried(job, passed, failed, skipped, time.perf_counter() - start, first)
+
+
+def _no_proof(places: Sequence[str], skipped: int, listed: Sequence[str]) -> str:
+    """The refusal of a wheel of which no test passed or failed; pytest lists the reason of each skip."""
+    return (
+        "no test shows that the wheel works\n"
+        f"  ran     pytest {' '.join(places)}\n"
+        f"  found   {skipped} skipped, 0 passed{''.join(f'; {line}' for line in listed[:1])}\n"
+        "  needed  at least one test that passes\n"
+        "  fix     1) name what the tests import in --requires, or `requires` in a list"
+        "   2) name tests that run on this machine in --tests, or `tests` in a list"
+    )
 
 
 def _copied(path: Path, to: Path) -> str:
