@@ -140,7 +140,8 @@ def main(arguments: list[str]) -> int:
             print(table(list(read(log.read_bytes())), tests.pid))
             return status
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds; by cause for root alone, with space on a disk: acct(2)")
+    seconds = used.ru_utime + used.ru_stime
+    print(f"{seconds:.0f} processor seconds; by cause for root alone, with space on a disk: acct(2)")
     return status
 
 
