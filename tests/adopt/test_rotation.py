@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, forwards, rotation  # noqa: E402
+from precast._adopt import command, forwards, rotation, source  # noqa: E402
 from precast._adopt.run import adopt_by  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
@@ -100,6 +100,48 @@ def served(monkeypatch: pytest.MonkeyPatch, model: Any, **more: Any) -> tuple[in
     logits, _ = step(model, **more)
     monkeypatch.setattr(forwards, "rms_norm_rotary_embedding", kernel)
     return len(calls), logits
+
+
+def test_the_changed_forward_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(forwards, "with_attribute", lambda *given: made.append(given) or source.with_attribute(*given))
+    forwards._rotating.cache_clear()
+    _, other = adopted("qwen3", torch.float32)
+    for same in (other, other, copy.deepcopy(other)):
+        step(same)
+    assert len(made) == 1
+
+
+def test_a_call_sees_what_has_changed_since_the_adoption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The globals of the own forward, the children, and the module that an attention function writes to."""
+    from transformers.models.qwen3 import modeling_qwen3
+
+    model, other = adopted("qwen3", torch.float32)
+    attention = attentions(other)[0]
+    attention.o_proj = torch.nn.Linear(64, 5)
+    other.set_attn_implementation("eager")
+    eager = modeling_qwen3.eager_attention_forward
+
+    def marking(module: Any, *given: Any, **named: Any) -> Any:
+        module.called = True
+        return eager(module, *given, **named)
+
+    monkeypatch.setattr(modeling_qwen3, "eager_attention_forward", marking)
+    x = torch.randn(1, 3, 64)
+    tables = model.model.rotary_emb(x, torch.arange(3)[None])
+    assert attention(x, tables, None)[0].shape == (1, 3, 5)
+    assert attention.called
+
+
+def test_errors_are_those_of_the_own_forward() -> None:
+    model, other = adopted("qwen3", torch.float32)
+    for wrong in ({}, {"hidden_states": torch.randn(1, 3, 64), "position_embeddings": 1, "attention_mask": None}):
+        found = []
+        for attention in (model.model.layers[0].self_attn, attentions(other)[0]):
+            with pytest.raises(TypeError) as error:
+                attention(**wrong)
+            found.append((str(error.value), error.traceback[-1].path, error.traceback[-1].lineno))
+        assert found[0] == found[1]
 
 
 def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt.probe import StandIn, twin_of
+from precast._adopt.source import with_attribute
 from precast.ops._checks import FLOAT_TYPES
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.layer_norm import layer_norm as _layer_norm
@@ -159,29 +159,32 @@ def attention(
 ) -> Any:
     """An attention whose queries and keys are rotated, after norms; of each, its name and that of its eps.
 
-    The own forward runs with two changes: the norms do nothing, and the function that rotates normalises too.
+    The own forward runs with two changes: the norms do nothing, and what rotates normalises too.
     """
-    parts = [module._modules[name] for name, _ in norms]
-    if _is_compiling() or any(_is_changed(part) for part in parts):
+    if _is_compiling() or any(_is_changed(module._modules[name]) for name, _ in norms):
         return own(module, *given, **named)
-    eps = [eps_of(part, name) for part, (_, name) in zip(parts, norms, strict=True)]
-    twin = twin_of(module, {name: StandIn(None) for name, _ in norms})
-    forward = type(module).forward
-    rotate = functools.partial(_turned, inspect.unwrap(forward).__globals__[ROTATE], parts, eps, casting, device)
-    return _with_global(forward, ROTATE, rotate)(twin, *given, **named)
+    cls: Any = type(module)  # classes of modules are not hashable to mypy
+    changed = _rotating(cls, norms, casting, device)
+    twin = object.__new__(changed)
+    twin.__dict__ = module.__dict__
+    return changed.forward(twin, *given, **named)
 
 
-def _with_global(function: Any, name: str, value: object) -> Any:
-    """A copy of a function with another value of a global name; decorators stay around it."""
-    inner = getattr(function, "__wrapped__", None)
-    cells = [
-        types.CellType(_with_global(inner, name, value)) if inner is not None and cell.cell_contents is inner else cell
-        for cell in function.__closure__ or ()
-    ]
-    names = function.__globals__ if inner is not None else {**function.__globals__, name: value}
-    copied = types.FunctionType(function.__code__, names, None, function.__defaults__, tuple(cells) or None)
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied
+@functools.cache
+def _rotating(cls: Any, norms: tuple[tuple[str, str], ...], casting: Casting, device: str) -> Any:
+    """The class of an attention with the two changes. Its forward sees the same globals as the own one."""
+
+    def rotate(twin: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        parts = [twin._modules[name] for name, _ in norms]
+        eps = [eps_of(part, name) for part, (_, name) in zip(parts, norms, strict=True)]
+        turned = _turned(parts, eps, casting, device, query, key, cos, sin)
+        if turned is not None:
+            return turned
+        heads = [part(x) for part, x in zip(parts, (query, key), strict=False)] or [query, key]
+        return inspect.unwrap(cls.forward).__globals__[ROTATE](*heads, cos, sin)
+
+    changes = {name: staticmethod(lambda x: x) for name, _ in norms}
+    return type(cls)(cls.__name__, (cls,), {**changes, ROTATE: rotate, "forward": with_attribute(cls.forward, ROTATE)})
 
 
 def _is_changed(norm: Module) -> bool:
@@ -190,23 +193,23 @@ def _is_changed(norm: Module) -> bool:
     return has_hooks(norm) or not (replaced is None or is_ours(replaced))
 
 
-def _turned(
-    rotate: Callable[..., Any], norms: list[Any], eps: list[float], casting: Casting, device: str, /, *given: Any
-) -> Any:
-    """``rotate`` of normalised queries and keys, ``(batch, heads, tokens, width)`` with tables ``(batch, ...)``."""
+def _turned(norms: list[Any], eps: list[float], casting: Casting, device: str, *given: Tensor) -> Any:
+    """Normalised and rotated queries and keys, ``(batch, heads, tokens, width)`` with tables ``(batch, ...)``.
+
+    None if the call is not one that the probe has proved.
+    """
     query, key, cos, sin = given
     weights = [norm.weight for norm in norms] or [None, None]
-    plain = all(weight is None or type(weight) in (Tensor, torch.nn.Parameter) for weight in weights)
+    plain = all(w is None or (type(w) in (Tensor, torch.nn.Parameter) and w.dtype == query.dtype) for w in weights)
     if (
-        not (plain and all(_served(x, weights[0], device) and _served(x, cos, device) for x in (query, key, cos, sin)))
+        not (plain and all(_served(x, query, device) for x in given))
         or len({*eps}) > 1
         or cos.requires_grad
         or sin.requires_grad
         or not cos.shape == sin.shape == (cos.shape[0], *query.shape[2:])
         or cos.shape[0] not in (1, query.shape[0])
     ):
-        heads = [norm(x) for norm, x in zip(norms, given, strict=False)] or [query, key]
-        return rotate(*heads, cos, sin)
+        return None
     heads = [x.transpose(1, 2) for x in (query, key)]
     shapes = [x.shape for x in heads]
     if cos.shape[0] == 1:

@@ -72,8 +72,51 @@ def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
+def with_attribute(function: Any, name: str) -> Any:
+    """A copy of a method in which a global ``name`` is an attribute of its first argument.
+
+    All other globals are the same, and copies of its decorators stay around it.
+
+    Raises:
+        Unreadable: as above.
+    """
+    inner = getattr(function, "__wrapped__", None)
+    code, cells = function.__code__, None
+    if inner is None:
+        code = _code_with_attribute(function, name)
+    else:
+        cells = tuple(
+            types.CellType(with_attribute(inner, name)) if cell.cell_contents is inner else cell
+            for cell in function.__closure__
+        )
+    copied = types.FunctionType(code, function.__globals__, None, function.__defaults__, cells)
+    copied.__qualname__, copied.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
+    return copied
+
+
+def _code_with_attribute(function: Any, name: str) -> types.CodeType:
+    code = function.__code__
+
+    class Renamed(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            if node.id != name:
+                return node
+            owner = ast.Name(code.co_varnames[0], ast.Load())
+            return ast.copy_location(ast.Attribute(owner, name, ast.Load()), node)
+
+    tree = ast.fix_missing_locations(ast.Module([Renamed().visit(_syntax(function.__name__, function))], []))
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    return next(one for one in compiled.co_consts if getattr(one, "co_name", "") == function.__name__)  # type: ignore[no-any-return]
+
+
 def _plain(name: str, function: Any) -> ast.AST:
     """The function's syntax without what does not count."""
+    tree = _syntax(name, function)
+    return ast.fix_missing_locations(_Plain(function).visit(tree))  # type: ignore[no-any-return]
+
+
+def _syntax(name: str, function: Any) -> ast.FunctionDef:
     if not isinstance(function, types.FunctionType):
         raise Unreadable(f"{name} is a {type(function).__name__}, not a function")
     if hasattr(function, "__wrapped__") or function.__closure__:
@@ -84,7 +127,7 @@ def _plain(name: str, function: Any) -> ast.AST:
         raise Unreadable(f"the source of {name} cannot be read: {error}") from error
     if not isinstance(tree, ast.FunctionDef) or tree.name != function.__name__:
         raise Unreadable(f"the source file of {name} has changed since it was imported")
-    return ast.fix_missing_locations(_Plain(function).visit(tree))  # type: ignore[no-any-return]
+    return tree
 
 
 def _is_self(node: ast.AST) -> bool:
