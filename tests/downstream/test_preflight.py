@@ -142,6 +142,32 @@ def test_no_cuda_toolkit_is_said_with_the_version_that_torch_has(monkeypatch: py
     assert "found   no CUDA toolkit" in said and "wheels --torch 2.13 --cuda cu130" in said
 
 
+@pytest.mark.parametrize(
+    ("version", "project", "said"),
+    [
+        ("58.1.0", "", "found   setuptools 58.1.0\n  needed  setuptools 59.6 or newer\n"),
+        (
+            "59.6.0",
+            "[project]\nname = 'x'\nversion = '1'\n",
+            "found   setuptools 59.6.0, which does not read [project] in pyproject.toml\n",
+        ),
+        ("59.6.0", "[build-system]\nrequires = []\n", ""),
+        ("61.0.0.post1", "[project]\nname = 'x'\nversion = '1'\n", ""),
+    ],
+)
+def test_a_setuptools_that_is_too_old_is_refused(
+    version: str, project: str, said: str, tmp_path: Path, setup_py: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "setup.py").write_text(
+        f"import setuptools\nfrom precast.build import BuildExtension\nsetuptools.__version__ = {version!r}\n"
+        "setuptools.setup(name='x', version='1', packages=[], cmdclass={'build_ext': BuildExtension})\n"
+    )
+    done = setup_py(tmp_path, "build_ext")
+    assert (done.returncode != 0) == bool(said) and "Traceback" not in done.stderr, done.stderr
+    assert said in done.stderr and ("fix     1) pip install 'setuptools>=" in done.stderr) == bool(said)
+
+
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.wheel

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import setuptools
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CCompilerError, SetupError
 
 from precast._abi.build_info import BuildMode, HostFile
 from precast._abi.label import Label
@@ -76,9 +76,10 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     def run(self) -> None:
         """Build; an error of ours ends setup.py with its text alone, without a traceback."""
         try:
+            preflight.refuse_old(setuptools.__version__, Path("pyproject.toml"))
             super().run()
         except KernelError as error:
-            raise SetupError(str(error)) from error
+            raise SystemExit(f"error: {error}") from error
 
     def build_extensions(self) -> None:
         """Compile everything, then write a manifest into each package."""
@@ -189,6 +190,8 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         if self._settings.debug:
             for extension in self.extensions:
                 _make_debug(extension)
+        from setuptools.errors import CCompilerError  # an old setuptools, which run() refuses, has none
+
         said: list[str] = []
         try:
             with failing.heard() as said:

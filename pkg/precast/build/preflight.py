@@ -5,6 +5,7 @@ torch's own command would end in an IndexError without an arch list, and in a se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,19 @@ from precast._load import near
 from precast.errors import KernelError
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+# The setuptools of Ubuntu 22.04, and the first that reads [project]: https://setuptools.pypa.io/en/stable/history.html
+_OLDEST, _READS_PROJECT = (59, 6), (61, 0)
+
+
+def refuse_old(setuptools: str, pyproject: Path) -> None:
+    """Raise KernelError for a setuptools that lacks what the command uses, or that would leave out ``[project]``."""
+    declared = pyproject.is_file() and re.search(r"^\[project\]", pyproject.read_text(encoding="utf-8"), re.MULTILINE)
+    needed = _READS_PROJECT if declared else _OLDEST
+    if tuple(map(int, setuptools.split(".")[:2])) < needed:
+        why = ", which does not read [project] in pyproject.toml" if declared else ""
+        wanted = ".".join(map(str, needed))
+        fix = f"pip install 'setuptools>={wanted},<82'"  # as torch 2.12 and older ask
+        raise _refused("the package", f"setuptools {setuptools}{why}", f"setuptools {wanted} or newer", fix)
 
 
 def refuse_missing(extensions: Iterable[Any]) -> None:
