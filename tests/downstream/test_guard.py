@@ -246,6 +246,20 @@ def test_a_library_that_does_not_fit_is_refused_by_its_path(
         importlib.import_module("ops")
 
 
+def test_a_library_of_a_folder_inside_a_package_is_refused_by_the_name_of_its_distribution(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = library(tmp_path, OPS.format(mark=1))
+    source = INIT + FINDERS["a fixed name"].replace("parent /", "parent / 'lib' /")
+    wheel = make({"ops/__init__.py": source, "ops/lib/_ops.so": code}, name="ops_dist")
+    site(guarded(tmp_path / "out", wheel, torch=this_torch()))
+    pretend(monkeypatch, on_torch("2.99.0"))
+    with pytest.raises(PrebuiltRefused) as caught:
+        importlib.import_module("ops")
+    said = str(caught.value)
+    assert said.startswith("ops.lib._ops was built for another process") and " --no-binary ops_dist ops_dist " in said
+
+
 def test_a_module_of_no_package_becomes_one(tmp_path: Path, make: Make, site: Callable[[Path], Path]) -> None:
     code = library(tmp_path, MODULE.format(name="lone", mark=5))
     wheel = guarded(tmp_path / "out", make({f"lone{SUFFIX}": code}, name="lone_dist"), torch=this_torch())

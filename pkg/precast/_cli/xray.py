@@ -126,7 +126,7 @@ def _rows(library: dict[str, Any]) -> list[tuple[str, str]]:
     if library["gpus"] or library["cuda_runtime"]:
         runtime = library["cuda_runtime"]
         driver = f", a driver for CUDA {library['min_driver']}" if library["min_driver"] else ""
-        rows.append(("CUDA", f"{'no runtime of its own' if runtime is None else f'libcudart.so.{runtime}'}{driver}"))
+        rows.append(("CUDA", f"{'no libcudart' if runtime is None else f'libcudart.so.{runtime}'}{driver}"))
     if library["gpus"]:
         rows.append(("GPUs", " ".join(one["target"] for one in library["gpus"])))
     rows += [(f"CPU, {how}", " ".join(library["cpu"][how])) for how in ("required", "chosen") if library["cpu"][how]]

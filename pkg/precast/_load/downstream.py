@@ -92,7 +92,15 @@ def library_at(folder: Path, name: str) -> Path:
     info = proved.manifest(folder)
     if info is None:
         raise KernelError(f"there is no {prebuilt.MANIFEST} in {folder}\n  needed  the files that precast.build wrote")
-    return _fitting(_Wheel(folder.parent.name, folder, info), name).path
+    return _fitting(_Wheel(_package_of(folder), folder, info), name).path
+
+
+def _package_of(folder: Path) -> str:
+    """The dotted name of the package that has a manifest folder, as the innermost entry of sys.path finds it."""
+    home = (folder.parent if folder.name == FOLDER else folder).resolve()
+    entries = [Path(entry).resolve() for entry in sys.path]
+    found = [home.relative_to(entry).parts for entry in entries if entry in home.parents]
+    return ".".join(min(found, key=len, default=(home.name,)))
 
 
 def images(package: str, name: str) -> Mapping[int, Image]:
