@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.downstream.finished import HERE, PLATFORM, Make
 from tests.kit import forked, spawn
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -136,3 +138,58 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     yield install
     for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write a wheel as a build system leaves it, into a folder of its own."""
+    count = iter(range(99))
+
+    def write(
+        files: dict[str, bytes | str],
+        version: str = "1.0",
+        python: str = HERE,
+        requires: str = "torch",
+        name: str = "ops",
+    ) -> Path:
+        folder, version = tmp_path / f"dist{next(count)}", "1.0"
+        folder.mkdir()
+        path = folder / f"{name}-{version}-{python}-{python}-{PLATFORM}.whl"
+        info = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(path, "w") as archive:
+            for where, data in files.items():
+                archive.writestr(where, data)
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n"
+            body = "\nText.\n" if name == "ops" else ""  # a wheel without a description ends with its headers
+            archive.writestr(f"{info}/METADATA", metadata + body)
+            archive.writestr(
+                f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: cmake\nTag: {python}-{python}-{PLATFORM}\n"
+            )
+            archive.writestr(f"{info}/RECORD", "")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
+    """Install a wheel where this process finds it, and forget it afterwards."""
+    before = set(sys.modules)
+    import torch
+
+    usual = vars(torch.ops).get("load_library")
+
+    def install(wheel: Path) -> Path:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(tmp_path / "site")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        importlib.invalidate_caches()
+        return tmp_path / "site"
+
+    yield install
+    vars(torch.ops).pop("load_library", None)
+    if usual is not None:
+        vars(torch.ops)["load_library"] = usual
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("ops", "lone"):
+            del sys.modules[name]

@@ -8,53 +8,49 @@ import importlib.machinery
 import importlib.util
 import platform
 import sys
-import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, HostFile
+from precast._abi.build_info import HostFile
 from precast._abi.capability import ComputeCapability
-from precast._abi.host import Gpu, Host
+from precast._abi.host import Gpu
 from precast._abi.label import Label
-from precast._abi.settings import Settings
 from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
-from precast._load import answers, downstream, probe
-from precast.build import __main__ as build_main
+from precast._load import answers, downstream
 from precast.build import guarding, platforms
 from precast.build.finished import Finished, Folder
 from precast.errors import KernelError, PrebuiltRefused
+from tests.downstream.finished import (
+    HERE,
+    INIT,
+    MODULE,
+    OPS,
+    PLATFORM,
+    SUFFIX,
+    Make,
+    guarded,
+    library,
+    manifest,
+    named_after,
+    on_torch,
+    other_torch,
+    pretend,
+    refused,
+    this_torch,
+)
 from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-# Python's own interface and one name of torch's classic C++, compiled without torch's headers.
-MODULE = """
-#include <Python.h>
-namespace at {{ int get_num_threads(); }}
-static PyObject* built(PyObject*, PyObject*) {{ at::get_num_threads(); return PyLong_FromLong({mark}); }}
-static PyMethodDef methods[] = {{{{"built", built, METH_NOARGS, ""}}, {{nullptr, nullptr, 0, nullptr}}}};
-static PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", nullptr, -1, methods}};
-PyMODINIT_FUNC PyInit_{name}() {{ return PyModule_Create(&module); }}
-"""
-# A library that torch.ops.load_library opens; it tells by the environment that it ran.
-OPS = """
-#include <stdlib.h>
-namespace at {{ int get_num_threads(); }}
-__attribute__((constructor)) static void start() {{ at::get_num_threads(); setenv("GUARDED_OPS", "{mark}", 1); }}
-"""
-HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
-SUFFIX = f".cpython-{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}-linux-gnu.so"
-PLATFORM = f"linux_{platform.machine()}"
-INIT = '"""Ops."""\nfrom __future__ import annotations\nimport torch\n'
 # The three ways in which packages look for a library.
 FINDERS = {
     "spec.origin": "import importlib.machinery, os\n"
@@ -67,127 +63,12 @@ FINDERS = {
 FOREIGN_PYTHON = "cp399"
 
 
-def library(folder: Path, source: str, *options: str, torch_linked: bool = True) -> bytes:
-    import torch
-
-    include, libraries = sysconfig.get_paths()["include"], Path(torch.__file__).parent / "lib"
-    linked = ["-Wl,--no-as-needed", *(["-ltorch_cpu", "-lc10"] if torch_linked else []), *options]
-    return spawn.library(folder / "code.so", source, f"-I{include}", "-O1", f"-L{libraries}", *linked).read_bytes()
-
-
 def with_code(folder: Path, data: bytes, *targets: bytes) -> bytes:
     """The library with device code, as nvcc puts it in."""
     (folder / "plain.so").write_bytes(data)
     (folder / "fat").write_bytes(fat(*targets))
     spawn.run("objcopy", "--add-section", ".nv_fatbin=fat", "plain.so", "coded.so", cwd=folder)
     return (folder / "coded.so").read_bytes()
-
-
-Make = Callable[..., Path]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Write a wheel as a build system leaves it, into a folder of its own."""
-    count = iter(range(99))
-
-    def write(
-        files: dict[str, bytes | str],
-        version: str = "1.0",
-        python: str = HERE,
-        requires: str = "torch",
-        name: str = "ops",
-    ) -> Path:
-        folder, version = tmp_path / f"dist{next(count)}", "1.0"
-        folder.mkdir()
-        path = folder / f"{name}-{version}-{python}-{python}-{PLATFORM}.whl"
-        info = f"{name}-{version}.dist-info"
-        with zipfile.ZipFile(path, "w") as archive:
-            for where, data in files.items():
-                archive.writestr(where, data)
-            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n"
-            body = "\nText.\n" if name == "ops" else ""  # a wheel without a description ends with its headers
-            archive.writestr(f"{info}/METADATA", metadata + body)
-            archive.writestr(
-                f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: cmake\nTag: {python}-{python}-{PLATFORM}\n"
-            )
-            archive.writestr(f"{info}/RECORD", "")
-        return path
-
-    return write
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
-    """Install a wheel where this process finds it, and forget it afterwards."""
-    before = set(sys.modules)
-    import torch
-
-    usual = vars(torch.ops).get("load_library")
-
-    def install(wheel: Path) -> Path:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(tmp_path / "site")
-        monkeypatch.syspath_prepend(tmp_path / "site")
-        importlib.invalidate_caches()
-        return tmp_path / "site"
-
-    yield install
-    vars(torch.ops).pop("load_library", None)
-    if usual is not None:
-        vars(torch.ops)["load_library"] = usual
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("ops", "lone"):
-            del sys.modules[name]
-
-
-def guarded(out: Path, *wheels: Path, torch: str | None = None) -> Path:
-    arguments = ["guard", *map(str, wheels), "-o", str(out), *(["--torch", torch] if torch else [])]
-    assert build_main.main(arguments) == 0
-    (made,) = out.iterdir()
-    return made
-
-
-def refused(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> str:
-    assert build_main.main(["guard", *map(str, arguments), "-o", str(out)]) in (1, 2)
-    assert not out.exists() or not list(out.iterdir())
-    said = capsys.readouterr()
-    return said.out + said.err
-
-
-def this_torch() -> str:
-    import torch
-
-    return torch.__version__
-
-
-def named_after(torch: str) -> str:
-    """The local part of the version of a wheel for one torch, whose CUDA is known; PyPI takes only the others."""
-    version = TorchVersion.parse(torch)
-    return f"+{version.local}.torch{version.release}" if version.local else ""
-
-
-def other_torch(minor: int) -> str:
-    release = TorchVersion.parse(this_torch()).release
-    return f"{release.major}.{release.minor + minor}.0"
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, change: Callable[[Host], Host]) -> None:
-    host = change(probe.probe_host(Settings(), gpus=False))
-    monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: host)
-
-
-def on_torch(version: str) -> Callable[[Host], Host]:
-    def change(host: Host) -> Host:
-        assert host.torch is not None
-        return replace(host, torch=replace(host.torch, version=TorchVersion.parse(version)))
-
-    return change
-
-
-def manifest(wheel: Path, where: str = "ops/_C/build_info.json") -> BuildInfo:
-    with zipfile.ZipFile(wheel) as archive:
-        return BuildInfo.from_json(archive.read(where).decode())
 
 
 def test_a_module_of_any_build_system_is_guarded_and_works(

@@ -92,6 +92,7 @@ def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterat
     yield from same("compiler", file.path, dict(info.compilers).get("g++", facts.compiler), facts.compiler)
     yield from same("name", file.path, host_path(file.abi, file.machine), file.path)
     yield from same("kind", file.path, "adapter" if file.abi.kind is AbiKind.EXACT else "library", file.kind.value)
+    yield from same("links", file.path, (), file.links)
 
 
 def _sources(a: Audited) -> Iterator[Violation]:

@@ -47,18 +47,25 @@ def _to_5(document: Document) -> Document:
 
 def _to_6(document: Document) -> Document:
     """Schema 6 tells libraries from adapters. Before, there were only libraries."""
-    hosts = document.get("host")
-    if not isinstance(hosts, list) or not all(isinstance(host, dict) for host in hosts):
-        return document  # the strict reader says what is wrong
-    return document | {"host": [_with(host, kind="library") for host in hosts]}
+    return _with_hosts(document, kind="library")
 
 
 def _to_7(document: Document) -> Document:
     """Schema 7 lists the device code inside of a library, and the processor features that it needs."""
+    return _with_hosts(document, code=[], cpu=[])
+
+
+def _to_8(document: Document) -> Document:
+    """Schema 8 lists the libraries of the wheel that a library links."""
+    return _with_hosts(document, links=[])
+
+
+def _with_hosts(document: Document, **added: object) -> Document:
+    """The document with keys in each host file that its own schema did not have."""
     hosts = document.get("host")
     if not isinstance(hosts, list) or not all(isinstance(host, dict) for host in hosts):
         return document  # the strict reader says what is wrong
-    return document | {"host": [_with(host, code=[], cpu=[]) for host in hosts]}
+    return document | {"host": [_with(host, **added) for host in hosts]}
 
 
 def _with(document: Document, **added: object) -> Document:
@@ -70,4 +77,4 @@ def _with(document: Document, **added: object) -> Document:
 
 
 # From each schema to the next, since the first release's.
-UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6, 6: _to_7}
+UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8}

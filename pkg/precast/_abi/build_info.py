@@ -40,7 +40,7 @@ __all__ = [
 # The first characters of a guard, the short text in the place of a library.
 GUARD_MARK = '"""Made by precast.build'
 
-SCHEMA = 7
+SCHEMA = 8
 # The versions of precast that read this schema. A reader of an older schema names them in its error.
 READERS = ">=0.1.0"
 # The most that a file of device code may unpack to. The largest of ours has 3.5 MB.
@@ -60,10 +60,14 @@ class BuildMode(str, Enum):
 
 
 class HostKind(str, Enum):
-    """``library``: kernels; ``adapter``: the table of one torch's functions, for a library that is for any torch."""
+    """``library``: kernels; ``adapter``: the table of one torch's functions, for a library that is for any torch.
+
+    ``linked``: a library that others in the manifest link. It has no guard and is opened before them.
+    """
 
     LIBRARY = "library"
     ADAPTER = "adapter"
+    LINKED = "linked"
 
 
 @value(frozen=True)
@@ -71,6 +75,7 @@ class HostFile:
     """A host library or an adapter, and all its requirements on a process; ``path`` is relative to ``precast/_C``.
 
     ``code`` is the device code that nvcc put into the library, ``cpu`` the processor features that it always uses.
+    ``links`` has the (SONAME, path) of each file of the manifest that it links, in the order in which they are opened.
     """
 
     path: str
@@ -89,6 +94,7 @@ class HostFile:
     kind: HostKind = HostKind.LIBRARY
     code: tuple[DeviceCode, ...] = ()
     cpu: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -150,11 +156,16 @@ class BuildInfo:
         hosts = {file.path: file.sha256 for file in self.host}
         return hosts | {image.path: image.sha256 for image in self.device}
 
+    def linked(self, file: HostFile) -> tuple[HostFile, ...]:
+        """The files that a library links, in the order in which they are opened."""
+        by_path = {one.path: one for one in self.host}
+        return tuple(by_path[path] for _, path in file.links)
+
     def to_json(self) -> str:
         """Canonical text. Raises ManifestError if :meth:`from_json` would not read the same value back."""
         document = {"schema": SCHEMA, "readers": READERS, **_document(self), "label": self.label.text or None}
         document["compilers"] = [{"name": name, "version": version} for name, version in self.compilers]
-        document |= {"host": list(map(_document, self.host)), "device": list(map(_document, self.device))}
+        document |= {"host": list(map(_host_document, self.host)), "device": list(map(_document, self.device))}
         text = json.dumps(document, indent=2, sort_keys=True) + "\n"
         if BuildInfo.from_json(text) != self:
             raise ManifestError("$: this build info does not survive its own JSON form")
@@ -206,6 +217,10 @@ def _document(file: BuildInfo | HostFile | DeviceFile) -> dict[str, object]:
     return {name: _plain(content) for name, content in vars(file).items()}
 
 
+def _host_document(file: HostFile) -> dict[str, object]:
+    return _document(file) | {"links": [{"soname": soname, "path": path} for soname, path in file.links]}
+
+
 def _plain(content: object) -> object:
     if isinstance(content, Enum):
         return content.value
@@ -238,6 +253,7 @@ _HOST: Mapping[str, read.Reader[Any]] = {
     "kind": read.parsed(HostKind),
     "code": read.each(read.parsed(DeviceCode.parse)),
     "cpu": read.texts(read.is_word, "lower-case words"),
+    "links": read.each(read.pair("soname", "path")),
 }
 _DEVICE: Mapping[str, read.Reader[Any]] = {
     "path": read.path_in("device"),
@@ -280,6 +296,10 @@ def _check_whole(info: BuildInfo) -> None:
     for file in info.host:
         if file.kind is HostKind.ADAPTER and file.abi.kind is not AbiKind.EXACT:
             raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}, wanted one torch")
+        listed = {one.path for one in info.host if one is not file and one.kind is not HostKind.ADAPTER}
+        for soname, path in file.links:
+            if path not in listed:
+                raise ManifestError(f"$.host: {file.path!r} links {soname}, and {path!r} is no other library here")
     if info.mode is BuildMode.PURE and (info.host or info.device):
         raise ManifestError("$.mode: a pure build lists no files")
     if info.label.text == "cpu" and info.device:

@@ -245,15 +245,22 @@ def _nothing_prebuilt(case: Case, piece: str) -> Why | None:
 
 
 def _unmet_by_host(file: HostFile, case: Case) -> Iterator[Why]:
-    """The requirements of a library or an adapter that this process does not meet."""
-    host, torch, defect = case.host, case.torch, case.bad.get(file.path)
-    if isinstance(defect, Unopened):
-        yield Reason.UNOPENED, defect.wanted, defect.found
-    elif defect is not None:
-        yield Reason.DAMAGED, "the library that was built", defect
+    """The requirements of a library with those that it links, or of an adapter, that this process does not meet."""
+    linked = case.info.linked(file) if file.links and case.info is not None else ()
+    for one in (file, *linked):
+        defect = case.bad.get(one.path)
+        if isinstance(defect, Unopened):
+            yield Reason.UNOPENED, defect.wanted, defect.found
+        elif defect is not None:
+            yield Reason.DAMAGED, "the library that was built", defect
     if file.kind is HostKind.LIBRARY and case.need.family not in file.families:
         has = ", ".join(file.families) or "none"
         yield Reason.FAMILY, f"the family {case.need.family}", f"a library with {has}"
+    for one in (file, *linked):
+        yield from _unmet_by_process(one, case.host, case.torch)
+
+
+def _unmet_by_process(file: HostFile, host: Host, torch: TorchInfo) -> Iterator[Why]:
     if file.machine != host.machine:
         yield Reason.MACHINE, file.machine, host.machine
     if file.python not in ("none", "abi3", f"cp{host.python.major}{host.python.minor}"):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from precast._abi.build_info import BuildInfo, BuildMode, HostFile
+from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
 from precast._abi.capability import ComputeCapability, TargetKind
 from precast._abi.decide import Case, choose_library
 from precast._abi.decision import JIT_CANDIDATE, Need
@@ -28,6 +29,8 @@ FOREIGN = re.compile(
     r"lib((torch(_(cpu|cuda|cuda_linalg|hip|xpu|python|global_deps|nvshmem))?|c10(_cuda|_hip|_xpu)?|gomp|i?omp\d*)"
     r"|cu[a-z]\w*|nv\w*|nccl\w*|stdc\+\+|gcc_s|python[\d.]*)([.-][\w.+-]*)?\.so[\w.-]*"
 )
+# A copy of a CUDA library under a name of its own, as auditwheel gives it. It is as safe as one linked statically.
+_OWN_COPY = re.compile(r"lib(cu[a-z]\w*|nv\w*)[.-][0-9a-f]{8}\.so[\w.-]*")
 # What torch, CUDA's packages and the system provide (PEP 600's libraries, and Python's own).
 PROVIDED = re.compile(
     FOREIGN.pattern + r"|lib(c|m|dl|rt|pthread|util|nsl|resolv|z|expat|X11|Xext|Xrender|ICE|SM|GL|shm|mkl\w*"
@@ -57,6 +60,11 @@ class Verdict:
 
     answer: str
     why: tuple[str, ...]
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a library in a wheel would be a second one of torch, CUDA or OpenMP in its process."""
+    return FOREIGN.fullmatch(name) is not None and _OWN_COPY.fullmatch(name) is None
 
 
 def driver_version(text: str) -> CudaVersion:
@@ -96,7 +104,7 @@ def host_file(library: Library, torch: Exact | None) -> HostFile | None:
 
 def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
     """Whether a library works on that machine, with the libraries of the wheel that it links."""
-    there = {name: one for one in contents.libraries for name in (one.path.rpartition("/")[2], one.info.soname)}
+    there = _there(contents, library)
     seen, left = {library.path: _judge(contents, library, machine)}, [library]
     while left:
         for name in left.pop().info.needed:
@@ -112,6 +120,15 @@ def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
     return Verdict(answer, (*first[1].why, *linked))
 
 
+def _there(contents: Contents, library: Library) -> dict[str | None, Library]:
+    """The libraries of a wheel by the names under which one finds them: those that its manifest lists, or all."""
+    if library.listed is not None:
+        folder = library.path.removesuffix(library.listed.path)
+        by_path = {one.path: one for one in contents.libraries}
+        return {soname: by_path[f"{folder}{path}"] for soname, path in library.listed.links if folder + path in by_path}
+    return {name: one for one in contents.libraries for name in (one.path.rpartition("/")[2], one.info.soname)}
+
+
 def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
     lacks = None if library.listed is not None else _torch(contents, library, machine.torch)
     if lacks is not None and lacks.answer == "no":
@@ -119,6 +136,8 @@ def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
     torch = machine.torch or TorchVersion.parse("2.10.0")
     cxx11 = library.cxx11 is not False if machine.torch is None else _has_cxx11(machine.torch)
     file = library.listed or host_file(library, Exact(torch.release, cxx11))
+    if file is not None and (file.links or file.kind is HostKind.LINKED):  # each by itself; judge() follows the links
+        file = replace(file, links=(), kind=HostKind.LIBRARY, families=file.families or ("linked",))
     if file is None:
         return Verdict("no", ("it needs functions of torch's stable interface that no known torch has",))
     if machine.torch is None and isinstance(file.abi, Stable):
@@ -163,7 +182,7 @@ def problems(contents: Contents) -> Iterator[Violation]:
         yield Violation("CUDA runtime", contents.name, "one CUDA major", ", ".join(map(str, sorted(runtimes))))
     of_torch = any(library.needs_torch for library in contents.libraries)
     for library in contents.libraries:
-        if of_torch and FOREIGN.fullmatch(library.path.rpartition("/")[2]):
+        if of_torch and is_foreign(library.path.rpartition("/")[2]):
             where = "torch, CUDA and OpenMP from where torch is installed"
             yield Violation("bundled", library.path, where, "in the wheel")
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.build_info import GUARD_MARK
-from precast._load import downstream, prebuilt
+from precast._load import downstream, prebuilt, proved
 
 _NOT_A_NAME = re.compile(r"\W")
 
@@ -46,9 +46,19 @@ def resolve(path: Any) -> Any:
     if not is_guard:
         return path
     name, folder = name_of(place.name), place.resolve().parent
-    if (folder / downstream.FOLDER / prebuilt.MANIFEST).is_file():
-        folder /= downstream.FOLDER
-    return str(downstream.library_at(folder, folder.parent.name if name == "__init__" else name))
+    name = folder.name if name == "__init__" else name
+    return str(downstream.library_at(_manifest_of(folder, name), name))
+
+
+def _manifest_of(folder: Path, name: str) -> Path:
+    """The folder of the manifest that lists a library: beside its guard, or of a package around that."""
+    around = [place for one in (folder, *folder.parents) for place in (one / downstream.FOLDER, one)]
+    there = [place for place in around if (place / prebuilt.MANIFEST).is_file()]
+    for place in there:
+        info = proved.manifest(place)
+        if info is not None and any(name in file.families for file in info.host):
+            return place
+    return there[0] if there else folder
 
 
 def name_of(file: str) -> str:

@@ -6,6 +6,7 @@ same pure functions judge it. Nothing is built here: a wheel that does not fit m
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
@@ -62,9 +63,9 @@ def guard(module: str) -> None:
     package, _, name = module.rpartition(".")
     fitting = _fitting(_wheel_of(package or module), name)  # a module of no package has its files in one of its name
     if fitting.is_module:
-        sys.modules[module] = _import(fitting.path, module)
+        sys.modules[module] = _import(fitting, module)
     else:
-        _open(fitting.path, module)
+        _open(fitting, module)
         vars(sys.modules[module])["library"] = fitting.path
 
 
@@ -78,7 +79,7 @@ def load_library(package: str, name: str) -> Path:
             f"  needed  a library that only registers ops\n"
             f"  fix     1) import {package}.{name}"
         )
-    _open(fitting.path, f"{package}.{name}")
+    _open(fitting, f"{package}.{name}")
     return fitting.path
 
 
@@ -88,19 +89,24 @@ def library_file(package: str, name: str) -> Path:
 
 
 def library_at(folder: Path, name: str) -> Path:
-    """The library of that name behind the manifest in a folder, verified and known to fit this process."""
+    """The library of that name behind the manifest in a folder, verified and known to fit this process.
+
+    What it links is open, so that the caller can open it.
+    """
     info = proved.manifest(folder)
     if info is None:
         raise KernelError(f"there is no {prebuilt.MANIFEST} in {folder}\n  needed  the files that precast.build wrote")
-    return _fitting(_Wheel(_package_of(folder), folder, info), name).path
+    fitting = _fitting(_Wheel(_package_of(folder), folder, info), name)
+    _open_links(fitting, name)
+    return fitting.path
 
 
 def _package_of(folder: Path) -> str:
     """The dotted name of the package that has a manifest folder, as the innermost entry of sys.path finds it."""
     home = (folder.parent if folder.name == FOLDER else folder).resolve()
     entries = [Path(entry).resolve() for entry in sys.path]
-    found = [home.relative_to(entry).parts for entry in entries if entry in home.parents]
-    return ".".join(min(found, key=len, default=(home.name,)))
+    found = [".".join(home.relative_to(entry).parts) for entry in entries if entry in home.parents]
+    return min(found, key=len, default=home.name)
 
 
 def images(package: str, name: str) -> Mapping[int, Image]:
@@ -139,16 +145,18 @@ def images(package: str, name: str) -> Mapping[int, Image]:
 
 @value(frozen=True)
 class _Fitting:
-    """A library that fits this process, and whether Python can import it."""
+    """A library that fits this process, whether Python can import it, and what must be open before it."""
 
     path: Path
     is_module: bool
+    links: tuple[Path, ...]
 
 
 def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     """The library of that name, verified and known to fit this process. Raises PrebuiltRefused otherwise."""
     settings = _settings()
-    own = [file for file in wheel.info.host if name in file.families]
+    named = [file for file in wheel.info.host if name in file.families]
+    own = [*named, *(linked for file in named for linked in wheel.info.linked(file))]
     host = probe.probe_host(settings, gpus=any(file.code for file in own))
     if any(file.cpu for file in own):
         from precast._builder import toolchain  # reads /proc/cpuinfo, which few libraries need
@@ -161,13 +169,15 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     if not isinstance(pick.chosen, HostFile):
         against = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, against)
+    file, links = pick.chosen, wheel.info.linked(pick.chosen)
     try:
-        is_module = proved.exports(pick.chosen, wheel.folder, f"PyInit_{name}", settings)
+        is_module = proved.exports(file, wheel.folder, f"PyInit_{name}", settings)
+        for file in links:
+            proved.exports(file, wheel.folder, f"PyInit_{name}", settings)
     except prebuilt.Damaged as error:
-        wanted = "the library that was built"
-        damaged = Rejection("host", pick.chosen.name, Reason.DAMAGED, wanted, str(error))
+        damaged = Rejection("host", file.name, Reason.DAMAGED, "the library that was built", str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    return _Fitting(wheel.folder / pick.chosen.path, is_module)
+    return _Fitting(wheel.folder / pick.chosen.path, is_module, tuple(wheel.folder / file.path for file in links))
 
 
 def _wheel_of(package: str) -> _Wheel:
@@ -246,28 +256,44 @@ def _sources_of(distribution: str, package: str) -> str | None:
     return installer.origin(distribution, Path(spec.origin).parent)[0]
 
 
-def _open(path: Path, what: str) -> None:
-    """Open a library whose static objects register ops."""
-    import torch
+def _open_links(fitting: _Fitting, what: str) -> None:
+    """Open what a library links: the dynamic linker takes an open library with the SONAME that it looks for."""
+    if not fitting.links:
+        return
+    import torch  # noqa: F401  # which they may link
 
+    path = fitting.path
     try:
-        with dangling.refused(path):
-            torch.ops.load_library(str(path))
+        for path in fitting.links:
+            ctypes.CDLL(str(path))
     except OSError as error:
         raise _cannot_open(path, what, error) from error
 
 
-def _import(path: Path, module: str) -> ModuleType:
-    loader = ExtensionFileLoader(module, str(path))
-    spec = importlib.util.spec_from_file_location(module, path, loader=loader)
-    if spec is None:
-        raise AssertionError(f"no spec for {path}, though its loader is given")
+def _open(fitting: _Fitting, what: str) -> None:
+    """Open a library whose static objects register ops."""
+    import torch
+
+    _open_links(fitting, what)
     try:
-        with dangling.refused(path):
+        with dangling.refused(fitting.path):
+            torch.ops.load_library(str(fitting.path))
+    except OSError as error:
+        raise _cannot_open(fitting.path, what, error) from error
+
+
+def _import(fitting: _Fitting, module: str) -> ModuleType:
+    loader = ExtensionFileLoader(module, str(fitting.path))
+    spec = importlib.util.spec_from_file_location(module, fitting.path, loader=loader)
+    if spec is None:
+        raise AssertionError(f"no spec for {fitting.path}, though its loader is given")
+    _open_links(fitting, module)
+    try:
+        with dangling.refused(fitting.path):
             compiled = importlib.util.module_from_spec(spec)
             loader.exec_module(compiled)
     except ImportError as error:
-        raise _cannot_open(path, module, error) from error
+        raise _cannot_open(fitting.path, module, error) from error
     return compiled
 
 

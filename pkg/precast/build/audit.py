@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from email import message_from_bytes
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, by_file
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, HostKind, by_file
 from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
 from precast._builder import archives, bindings, elf, fatbin, packing, xray, xray_verdict
@@ -115,11 +115,12 @@ def _guards(root: Path) -> Iterator[str]:
 
 
 def _guard(folder: Path, file: HostFile) -> Path | None:
-    """The guard of a library: a file of its name in the manifest's folder, or beside that."""
+    """The guard of a library: a file of its name in the manifest's folder, beside that, or in the package."""
     name = file.families[0] if file.families else "?"
     beside = [place / f"{name}{suffix}" for place in (folder, folder.parent) for suffix in (".py", ".so")]
     if folder.parent.name == name:
         beside.append(folder.parent / "__init__.py")
+    beside += sorted(folder.parent.rglob(f"{name}.so"))  # a library that one of this package links
     return next((path for path in beside if path.is_file() and _text(path) == wheel.GUARD), None)
 
 
@@ -149,7 +150,8 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
             continue
         if isinstance(file, HostFile):
             yield from _library(file, data)
-            if _guard(folder, file) is None:
+            yield from _links(file, folder, info)
+            if file.kind is not HostKind.LINKED and _guard(folder, file) is None:
                 name = f"{file.families[0] if file.families else '?'}.py"
                 yield Violation("guard", name, "the guard of precast.build", f"none next to {where}")
     yield from _packed_files(folder, info)
@@ -157,6 +159,23 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
         for there in sorted((folder / part).glob("*")):
             if f"{part}/{there.name}" not in info.files:
                 yield Violation("strays", f"{part}/{there.name}", f"the files that {where} lists", "one more")
+
+
+def _links(file: HostFile, folder: Path, info: BuildInfo) -> Iterator[Violation]:
+    """A library lists each library of its folder that it needs, under the SONAME by which that is found."""
+    sonames = {one.path: _soname(folder / one.path) for one in info.host}
+    for soname, path in file.links:
+        if sonames[path] != soname:
+            yield Violation("links", file.path, f"{path} with the SONAME {soname}", str(sonames[path]))
+    for name in sorted({*file.needed} & {*sonames.values()} - {soname for soname, _ in file.links}):
+        yield Violation("links", file.path, f"{name}, which it needs", "a library of that SONAME that it does not list")
+
+
+def _soname(path: Path) -> str | None:
+    try:
+        return elf.read_shared_object(path.read_bytes()).soname
+    except (OSError, elf.ElfError):
+        return None  # which the audit of the file itself reports
 
 
 def _packed_files(folder: Path, info: BuildInfo) -> Iterator[Violation]:
@@ -229,7 +248,7 @@ def _bundled(root: Path) -> Iterator[Violation]:
     """The wheel must not bundle foreign libraries, and its own libraries must all be behind a guard."""
     for path in sorted(root.rglob("*.so*")):
         where = path.relative_to(root).as_posix()
-        if xray_verdict.FOREIGN.fullmatch(path.name):
+        if xray_verdict.is_foreign(path.name) or xray_verdict.is_foreign(path.name.partition(".")[2]):
             yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
         elif _text(path) != wheel.GUARD and (path.parent.name != "host" or path.parent.parent.name != FOLDER):
             yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")

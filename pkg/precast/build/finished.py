@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, HostKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact
 from precast._abi.version import TorchVersion
 from precast._builder import archives, torch_names, xray, xray_verdict
 from precast._load import answers, prebuilt
 from precast._load.downstream import inside
-from precast.build import facts, wheel
+from precast.build import facts, linked, wheel
 from precast.errors import KernelError
 
 _LABEL = re.compile(r"(cu\d{3,4}|cpu)(?![0-9])")
@@ -58,7 +59,7 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
 
     KernelError for a library that no guard can stand for, and for one whose torch is not known.
     """
-    contents = xray.read(path)
+    contents = linked.findable(xray.read(path))
     match = xray.NAME.fullmatch(path.name)
     if match is None or contents.tag is None:
         raise KernelError(f"{path} is not a wheel\n  needed  name-version-python-abi-platform.whl")
@@ -71,30 +72,29 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     if not label.text and manifests:
         label = manifests[0][1].label
     made = Finished(path, match["name"], contents.version, contents.tag[2], label, {})
-    folders: dict[str, list[tuple[HostFile, bytes]]] = {}
-    guards = set[str]()
     taken = set[str]()
     for folder, info, listed in manifests:
-        placed = {file.path: _placed(file) for file in info.host}
-        data = {placed[w].path if w in placed else w: files[f"{folder}/{w}"] for w in listed}
-        made.folders[folder] = Folder(tuple(placed.values()), info.device, data)
+        paths = {file.path: _placed(file) for file in info.host}
+        hosts = [
+            replace(file, path=paths[file.path], links=tuple((name, paths[place]) for name, place in file.links))
+            for file in info.host
+        ]
+        data = {paths.get(where, where): files[f"{folder}/{where}"] for where in listed}
+        made.folders[folder] = Folder(tuple(hosts), info.device, data)
         taken |= {f"{folder}/{prebuilt.MANIFEST}", *(f"{folder}/{where}" for where in listed)}
-    for library in contents.libraries:
-        if library.path not in taken:
-            folder, guard = _places(library)
-            entry = _entry(contents, library, torch, label)
-            folders.setdefault(folder, []).append((entry, library.data))
-            guards.add(guard)
-            taken.add(library.path)
-    rest = {where: data for where, data in files.items() if where not in taken}
-    _refuse_two_meanings(path, guards, rest)
-    for folder, entries in folders.items():
+    libraries = [one for one in contents.libraries if one.path not in taken]
+    guards = {library.path: _places(library)[1] for library in libraries if not linked.is_helper(library, libraries)}
+    rest = {where: data for where, data in files.items() if where not in taken.union(one.path for one in libraries)}
+    _refuse_two_meanings(path, set(guards.values()), rest)
+    for folder, entries in _folders(contents, libraries, guards, torch, label).items():
         old = made.folders.get(folder, Folder((), (), {}))
-        hosts = (*old.hosts, *(entry for entry, _ in entries))
-        made.folders[folder] = Folder(hosts, old.device, old.data | {entry.path: data for entry, data in entries})
+        data = old.data | {entry.path: library.data for library, entry in entries}
+        made.folders[folder] = Folder((*old.hosts, *(entry for _, entry in entries)), old.device, data)
     bound = any(isinstance(file.abi, Exact) for folder in made.folders.values() for file in folder.hosts)
     local = wheel.local_of(label, torch.release) if torch is not None and label.text and bound else ""
-    return replace(made, rest=rest, guards=frozenset(guards), local=contents.version.partition("+")[2] or local)
+    return replace(
+        made, rest=rest, guards=frozenset(guards.values()), local=contents.version.partition("+")[2] or local
+    )
 
 
 def _files(path: Path) -> dict[str, bytes]:
@@ -133,35 +133,65 @@ def _places(library: xray.Library) -> tuple[str, str]:
     return folder, f"{package.replace('.', '/')}/{name}{'.py' if library.is_module else '.so'}"
 
 
-def _entry(contents: xray.Contents, library: xray.Library, torch: TorchVersion | None, label: Label) -> HostFile:
+def _folders(
+    contents: xray.Contents, libraries: list[xray.Library], guards: Mapping[str, str], torch: TorchVersion | None,
+    label: Label,
+) -> dict[str, list[tuple[xray.Library, HostFile]]]:  # fmt: skip
+    """The libraries in the folder of each manifest, with their entries.
+
+    Helpers are in each folder that needs them. A guarded library is in the folder of the package that links it.
+    """
+    alone = {one.path: _entry(contents, one, torch, label, helper=one.path not in guards) for one in libraries}
+    links = {one.path: linked.by(one, libraries) for one in libraries}
+    places = {one.path: _places(one)[0] for one in libraries if one.path in guards}
+    for library in libraries:
+        for one in links[library.path] if library.path in guards else ():
+            inside_of = places[library.path].removesuffix("_C")
+            if one.path in guards and not one.is_module and one.path.startswith(inside_of or "/"):
+                places[one.path] = places[library.path]
+    found: dict[str, dict[str, tuple[xray.Library, HostFile]]] = {}
+    for library in libraries:
+        if library.path in guards:
+            folder = places[library.path]
+            for one in (*links[library.path], library):
+                if places.get(one.path, folder) != folder:
+                    raise _bad(library, f"that it links {one.path}, of another package", "both in one package")
+                names = tuple((other.info.soname or "", alone[other.path].path) for other in links[one.path])
+                found.setdefault(folder, {})[one.path] = one, replace(alone[one.path], links=names)
+    return {folder: list(entries.values()) for folder, entries in found.items()}
+
+
+def _entry(
+    contents: xray.Contents, library: xray.Library, torch: TorchVersion | None, label: Label, *, helper: bool
+) -> HostFile:
     """The manifest entry of a library. KernelError for one that no guard can stand for."""
-    _refuse_unfit(contents, library)
+    _refuse_unfit(contents, library, helper)
     if library.bound.cudart is None and library.bound.torch_cuda and label.cuda is None:
         fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
         raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
     file = facts.entry(library, _built_by(contents, library, torch), label)
-    return _placed(replace(file, families=(answers.name_of(PurePosixPath(library.path).name),)))
+    if helper:
+        return replace(file, kind=HostKind.LINKED, families=(), path=f"host/{file.sha256[:8]}.{library.info.soname}")
+    file = replace(file, families=(answers.name_of(PurePosixPath(library.path).name),))
+    return replace(file, path=_placed(file))
 
 
-def _placed(file: HostFile) -> HostFile:
-    """The entry at a path that no other library of a merged wheel has."""
+def _placed(file: HostFile) -> str:
+    """A path that no other library of a merged wheel has."""
+    if file.kind is HostKind.LINKED:
+        return file.path
     python, cuda = file.python if file.python != "none" else "", f"cu{file.cuda_major}" if file.cuda_major else ""
     parts = [file.families[0], str(file.abi), python, cuda, file.sha256[:8], "so"]
-    return replace(file, path=f"host/{'.'.join(filter(None, parts))}")
+    return f"host/{'.'.join(filter(None, parts))}"
 
 
-def _refuse_unfit(contents: xray.Contents, library: xray.Library) -> None:
-    there = {name for one in contents.libraries for name in (one.info.soname, PurePosixPath(one.path).name)}
-    linked = sorted({name for name in library.info.needed if name in there})
-    if xray_verdict.FOREIGN.fullmatch(PurePosixPath(library.path).name):
+def _refuse_unfit(contents: xray.Contents, library: xray.Library, helper: bool) -> None:
+    if xray_verdict.is_foreign(PurePosixPath(library.path).name):
         raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library", "a wheel without it",
                    f"auditwheel repair --exclude 'libtorch*' --exclude 'libcu*' {contents.name}")  # fmt: skip
-    if linked:
-        raise _bad(library, f"{', '.join(linked)} of the same wheel, which it would not find from its new place",
-                   "one library, linked statically")  # fmt: skip
     if library.python == "unknown":
         raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
-    if not library.is_module and not library.needs_torch:
+    if not (library.is_module or library.needs_torch or helper):
         raise _bad(library, "neither PyInit nor a name of torch's", "a Python module, or ops that torch loads")
 
 

