@@ -15,7 +15,7 @@ from precast._abi.version import TorchVersion
 from precast._builder.tables import MatrixError
 from precast._load import gpus
 from precast.build import __main__ as build_main
-from precast.build import environments, orders, shipping, trying, wheels
+from precast.build import environments, index, orders, shipping, trying, wheels
 from precast.build.environments import Environment
 from precast.errors import KernelError
 from tests.downstream.conftest import CLASSIC
@@ -184,6 +184,30 @@ def test_two_entries_for_one_label_are_refused(tmp_path: Path) -> None:
         orders.read(tmp_path / "list")
 
 
+def test_tests_may_require_a_package_that_the_list_made_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [f'[[package]]\nname = "{name}"\nversion = "1"\nsha256 = "{name * 64}"\n' for name in "ab"]
+    path, out = tmp_path / "list", tmp_path / "out"
+    path.write_text('torch = ["2.13"]\n' + "".join(entries) + 'requires = ["numpy", "a"]\n')
+    assert build_main.main(["ship", str(path), "-o", str(out), "--only", "b"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("the tests of b require a, which this list makes\n  found   no wheel of a 1 in")
+    assert "fix     1) --only a b\nnot shipped: b" in said
+    listed = orders.read(path)
+    (wheel,) = index.add([make_wheel(tmp_path, name="a", version="1")], out / "site")
+    wheel = Path(shutil.copytree(out / "site" / "all", out / "site" / "cpu"), "a", wheel.name)
+    made = {"name": "a", "label": "cpu", "sha256": "a" * 64, "wheel": wheel.name}
+    (out / "report.json").write_text(json.dumps([made]))
+    assert shipping._required(listed[1], listed, out) == ["numpy", str(wheel)]
+    (out / "report.json").write_text(json.dumps([{**made, "sha256": "c" * 64}]))
+    with pytest.raises(KernelError, match="which this list makes"):
+        shipping._required(listed[1], listed, out)
+    path.write_text('torch = ["2.13"]\n' + entries[1] + 'requires = ["a"]\n' + entries[0])
+    with pytest.raises(MatrixError, match="list: b requires a, which comes after it"):
+        orders.read(path)
+
+
 def test_a_package_that_the_list_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "list").write_text(
         '[[package]]\nname = "a"\nversion = "1"\nsha256 = "' + "0" * 64 + '"\ntorch = ["2.13"]\n'
@@ -233,7 +257,7 @@ NO_PROOF = [
     (SKIPS, "0 passed, 0 failed, 1 skipped", "found   1 skipped, 0 passed; SKIPPED [1] test_ops.py:2: no GPU"),
     ("import pytest\npytest.importorskip('no_such')\n", "1 skipped", "could not import 'no_such'"),
     ("def helper(): pass\n", "0 passed, 0 failed, 0 skipped", "found   0 skipped, 0 passed\n"),
-    (f"{SKIPS}def test_cpu(): import my_ops\n", "1 passed, 0 failed, 1 skipped", ""),
+    (f"{SKIPS}def test_cpu(): import my_ops, other_ops\n", "1 passed, 0 failed, 1 skipped", ""),
 ]
 
 
@@ -245,8 +269,11 @@ def test_a_wheel_of_which_no_test_passes_is_refused(
 ) -> None:
     wheel, tests = make_wheel(tmp_path, name="my_ops"), tmp_path / "test_ops.py"
     tests.write_text(text)
-    torch = str(this_torch().release)
-    status = build_main.main(["test", str(wheel), "--torch", torch, "--tests", str(tests)])
+    other = make_wheel(
+        tmp_path, name="other_ops", requires=["torch==0.1", "precast==9"]
+    )  # taken without its requirements
+    given = ("--torch", str(this_torch().release), "--tests", str(tests), "--requires", str(other))
+    status = build_main.main(["test", str(wheel), *given])
     said = capsys.readouterr().out
     assert status == int(bool(why)) and counts in said and why in said
     assert ("  no test shows that the wheel works\n  ran     pytest test_ops.py\n" in said) == bool(why)

@@ -12,7 +12,7 @@
     gpus = "8.0 9.0+PTX"                   # default: those of precast's own wheels
     variables = { FORCE_BUILD = "1" }      # of the environment of a build
     tests = ["test_scatter.py", "sdist:tests"]  # files or folders next to the list, and in the archive
-    requires = ["numpy"]                   # what the tests need apart from torch and pytest
+    requires = ["numpy"]                   # what the tests need apart from torch and pytest; also a package above
     before = "no wheel for torch 2.13"     # what there is without this list
 """
 
@@ -67,6 +67,10 @@ def read(path: Path) -> tuple[Order, ...]:
     twice = [one for one in found if sum((one.name, one.label) == (other.name, other.label) for other in found) > 1]
     if twice:
         raise MatrixError(f"{path.name}: {twice[0].name} is there twice for {twice[0].label or 'several labels'}")
+    for at, one in enumerate(found):
+        late = [other.name for other in found[at + 1 :] if other.label == one.label and other.name in one.requires]
+        if late:
+            raise MatrixError(f"{path.name}: {one.name} requires {late[0]}, which comes after it")
     return tuple(found)
 
 

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the packages in the list")
     options = parser.parse_args(arguments)
     try:
-        chosen = [one for one in orders.read(options.list) if options.only is None or one.name in options.only]
+        listed = orders.read(options.list)
+        chosen = [one for one in listed if options.only is None or one.name in options.only]
         missing = sorted(set(options.only or ()) - {one.name for one in chosen})
         if missing or not chosen:
             raise KernelError(f"{options.list} has no package {', '.join(missing) or 'at all'}")
@@ -50,16 +51,17 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    failed = [one.name for one in chosen if not _ship(one, options.out.resolve())]
+    failed = [one.name for one in chosen if not _ship(one, listed, options.out.resolve())]
     if failed:
         print(f"not shipped: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
 
-def _ship(order: Order, out: Path) -> bool:
-    """Ship one package; whether all of it passed. The next package does not depend on it."""
+def _ship(order: Order, listed: Sequence[Order], out: Path) -> bool:
+    """Ship one package of a list; whether all of it passed. The next package is shipped in any case."""
     print(f"{order.name} {order.version}, {order.label or 'several labels'}", flush=True)
     try:
+        requires = _required(order, listed, out)
         settings = probe.read_settings(building=True)
         settings = replace(settings, arch_list=order.gpus or settings.arch_list)
         archive = fetched(order, out / "archives", settings)
@@ -72,7 +74,7 @@ def _ship(order: Order, out: Path) -> bool:
                 return False
             tests = [_test(text, tree) for text in order.tests]
             here = [job for job in order.jobs if tests and (job.label.cuda is None or gpus.driver_version())]
-            done = [trying.tried(merged[0], job, tests, order.requires, settings) for job in here]
+            done = [trying.tried(merged[0], job, tests, requires, settings) for job in here]
             if tests and not here:
                 print("  no test was run: there is no driver of a GPU", flush=True)
             for one in done:
@@ -130,6 +132,27 @@ def _built(order: Order, job: Job, tree: Path, parts: Path, settings: Settings) 
     return Built(**{**said, "wheel": kept / said["wheel"]})
 
 
+def _required(order: Order, listed: Sequence[Order], out: Path) -> list[str]:
+    """What its tests require: of a package of the list the wheel that it made for the label, else the name."""
+    ours = {one.name: one for one in listed if one.label == order.label}
+    made = {one["name"]: one for one in _reported(out) if one["label"] == order.label}
+    found = []
+    for name in order.requires:
+        if name in ours:
+            known = made.get(name, {})
+            right = known.get("sha256") == ours[name].sha256
+            wheels = [*(out / "site" / (order.label or "all")).glob(f"*/{known['wheel']}")] if right else []
+            if not wheels:
+                raise KernelError(
+                    f"the tests of {order.name} require {name}, which this list makes\n"
+                    f"  found   no wheel of {name} {ours[name].version} in {out}\n"
+                    f"  fix     1) --only {name} {order.name}"
+                )
+            name = str(wheels[0])
+        found.append(name)
+    return found
+
+
 def _test(text: str, tree: Path) -> Path:
     return tree / text.removeprefix(orders.IN_ARCHIVE) if text.startswith(orders.IN_ARCHIVE) else Path(text)
 
@@ -152,12 +175,17 @@ def _entry(order: Order, built: Mapping[Job, Built], done: Sequence[Tried], plac
 
 def _report(entry: Mapping[str, Any], out: Path) -> None:
     """Put one package into the report, in the place of what an earlier run said of it."""
+    others = [one for one in _reported(out) if (one["name"], one["label"]) != (entry["name"], entry["label"])]
+    whole = sorted([*others, entry], key=lambda one: (one["name"], one["label"]))
+    (out / "report.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (out / "report.md").write_text(table(whole), encoding="utf-8")
+
+
+def _reported(out: Path) -> list[dict[str, Any]]:
+    """What the report says of each package that was shipped before."""
     path = out / "report.json"
     known: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    others = [one for one in known if (one["name"], one["label"]) != (entry["name"], entry["label"])]
-    whole = sorted([*others, entry], key=lambda one: (one["name"], one["label"]))
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    (out / "report.md").write_text(table(whole), encoding="utf-8")
+    return known
 
 
 def table(report: Sequence[Mapping[str, Any]]) -> str:

@@ -59,7 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
     wheels.add_jobs(parser)
     parser.add_argument("--tests", type=Path, nargs="+", required=True, metavar="PATH", help="files or folders")
-    parser.add_argument("--requires", nargs="*", default=[], metavar="PACKAGE", help="what the tests need")
+    parser.add_argument(
+        "--requires", nargs="*", default=[], metavar="PACKAGE", help="what the tests need; wheels as files"
+    )
     options = parser.parse_args(arguments)
     try:
         jobs = wheels.jobs_of(options.torch, options.cuda)
@@ -79,16 +81,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str], settings: Settings) -> Tried:
-    """Run tests against a wheel in one torch. KernelError if the environment cannot be made, or if pytest does not run.
+    """Run tests against a wheel in one torch; ``requires`` has packages of the package index and files of wheels.
+
+    KernelError if the environment cannot be made, or if pytest does not run.
 
     >>> tried(Path("dist/my_ops-1.0-py3-none-any.whl"), job, [Path("tests")], ["numpy"], Settings())  # doctest: +SKIP
     """
     made, start = environments.environment(job, settings), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="precast-test-") as folder:
         work = Path(folder)
-        wanted = [*_requirements(wheel), *requires, _PYTEST]
+        wheels = [wheel, *(Path(text) for text in requires if text.endswith(".whl"))]
+        wanted = [text for one in wheels for text in _requirements(one)]
+        wanted += [*(text for text in requires if not text.endswith(".whl")), _PYTEST]
         site = environments.folder_with(wanted, work / "site", made, f"what the tests of {wheel.name} require")
-        options = ("--no-deps", "--upgrade", "--target", str(site), str(wheel.resolve()))
+        options = ("--no-deps", "--upgrade", "--target", str(site), *(str(one.resolve()) for one in wheels))
         install = environments.pip(made.python, "install", *options)
         environments.run(install, work, environments.plain(os.environ), f"{wheel.name} for {job.name}")
         places = [_copied(path, work / "tests") for path in tests]
