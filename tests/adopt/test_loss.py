@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import forwards  # noqa: E402
+from precast._adopt import instances  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
@@ -81,7 +81,7 @@ def test_undo_copies_and_pickles_keep_the_own_loss() -> None:
     own = model.loss_function
     precast.adopt(model)
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert forwards.is_ours(one.loss_function)
+        assert instances.is_ours(one.loss_function)
         precast.undo_adopt(one)
         assert one.loss_function is own
 

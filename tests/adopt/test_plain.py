@@ -173,8 +173,27 @@ def test_what_was_patched_by_others_is_left_alone() -> None:
 
 def test_settings_without_a_kernel_are_left_alone() -> None:
     assert fate(torch.nn.LayerNorm((4, 16))) == "it normalises 2 dimensions; needed 1"
+    assert fate(torch.nn.RMSNorm((4, 16))) == "it normalises 2 dimensions; needed 1"
     assert fate(torch.nn.Softmax(dim=1)) == "its dimension is 1; needed -1"
     assert fate(torch.nn.LayerNorm(64, device="meta")) == "it is on meta; needed cpu or cuda"
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_without_weights_a_norm_refuses_another_width_still(kind: str) -> None:
+    norm = getattr(torch.nn, kind)(8, eps=1e-6, elementwise_affine=False)
+    report = precast.adopt(torch.nn.Sequential(norm), torch.randn(2, 8))
+    assert report.ok and (report.replaced or not rounds_once())
+    reasons = ("gradients: no parameter requires one", "noise in a wider dtype: the model has no parameters")
+    assert report.not_compared == reasons * bool(report.replaced)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        norm(torch.randn(2, 9))
+
+
+def test_a_softmax_over_another_dimension_by_now() -> None:
+    one, x = torch.nn.Softmax(-1), torch.randn(3, 4)
+    assert precast.adopt(torch.nn.Sequential(one), x).ok
+    one.dim = 0
+    torch.testing.assert_close(one(x), x.softmax(0))
 
 
 def test_a_version_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import forwards, recognise, run  # noqa: E402
+from precast._adopt import forwards, instances, recognise, run  # noqa: E402
 from precast._adopt.report import Report  # noqa: E402
 from precast._adopt.rules import RULES  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
@@ -48,12 +48,12 @@ def assert_refused(report: Report, model: Any, output: str) -> None:
 
 
 def test_a_correct_forward_is_not_refused(planted: Any) -> None:
-    assert planted(zoo.make("llama"), "model.norm", forwards.own).ok
+    assert planted(zoo.make("llama"), "model.norm", instances.own).ok
 
 
 def test_a_dropped_attention_mask(planted: Any) -> None:
     def without_mask(module: Any, *given: Any, **named: Any) -> Any:
-        return forwards.own(module, *given, **{**named, "attention_mask": None})
+        return instances.own(module, *given, **{**named, "attention_mask": None})
 
     model = zoo.make("llama")
     assert_refused(planted(model, "model", without_mask), model, "loss differs by ")
@@ -61,7 +61,7 @@ def test_a_dropped_attention_mask(planted: Any) -> None:
 
 def test_a_loss_that_ignores_the_number_of_items(planted: Any) -> None:
     def without_items(module: Any, *given: Any, num_items_in_batch: Any = None, **named: Any) -> Any:
-        return forwards.own(module, *given, **named)
+        return instances.own(module, *given, **named)
 
     model = zoo.make("llama")
     assert_refused(planted(model, "", without_items), model, "loss, num_items_in_batch differs by ")
@@ -69,7 +69,7 @@ def test_a_loss_that_ignores_the_number_of_items(planted: Any) -> None:
 
 def test_a_weight_read_outside_its_module(planted: Any) -> None:
     def fused(module: Any, **named: Any) -> Any:
-        result = forwards.own(module, **named, output_hidden_states=True)
+        result = instances.own(module, **named, output_hidden_states=True)
         result["logits"] = torch.nn.functional.linear(result.hidden_states[-1], module.lm_head.weight)
         return result
 
@@ -95,7 +95,9 @@ def test_a_rounding_in_another_order() -> None:
     import dataclasses
 
     def wrong(module: Any, eps: str, casting: str, device: str) -> Any:
-        return functools.partial(forwards.rms_norm, module, "none" if casting == "llama" else "llama", eps, device)
+        return functools.partial(
+            forwards.rms_norm, module, "none" if casting == "llama" else "llama", eps, True, device
+        )
 
     model = zoo.make("llama", torch.bfloat16)
     report = run.adopt_by((dataclasses.replace(norms, bind=wrong),), model)

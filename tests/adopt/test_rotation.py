@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, forwards, rotation, source  # noqa: E402
+from precast._adopt import command, forwards, instances, rotation, source  # noqa: E402
 from precast._adopt.run import adopt_by  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
@@ -22,7 +22,7 @@ IDS = torch.arange(24).view(2, 12)
 
 
 def attentions(model: Any) -> list[Any]:
-    return [one for one, name, bound in forwards.patched(model) if bound.func is forwards.attention]
+    return [one for one, name, bound in instances.patched(model) if bound.func is forwards.attention]
 
 
 def reasons(model: Any) -> set[str]:
@@ -42,7 +42,7 @@ def adopted(name: str, dtype: Any) -> tuple[Any, Any]:
     model = zoo.make(name, dtype)
     other = copy.deepcopy(model)
     assert adopt_by((), other).ok
-    del other.__dict__[forwards.LOSS]
+    del other.__dict__[instances.LOSS]
     assert len(attentions(other)) == 2
     return model, other
 
@@ -223,5 +223,5 @@ def test_the_probe_finds_a_rotation_that_rounds_once(name: str, monkeypatch: pyt
     assert not isinstance(norms, str)
     casting, note = rotation.prove(attention, norms, "cpu")
     assert casting == ("gemma" if norms else "none") and "decisive elements have the same bits" in note
-    monkeypatch.setitem(rotation.inspect.unwrap(type(attention).forward).__globals__, forwards.ROTATE, rounded_once)
+    monkeypatch.setitem(rotation.inspect.unwrap(type(attention).forward).__globals__, instances.ROTATE, rounded_once)
     assert rotation.prove(attention, norms, "cpu") == (None, "it rounds the products of the rotation once")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import forwards, loss, recognise, samples
+from precast._adopt import instances, loss, recognise, samples
 from precast._adopt.report import Group, Report
 from precast._adopt.rules import RULES
 from precast._adopt.source import Unreadable, fingerprint
@@ -111,7 +111,7 @@ def measure(model: Module) -> tuple[Speed, ...]:
 
 def _measured(model: Module, what: str, unit: str, items: int, function: Callable[[], Any]) -> Speed:
     """Medians of turns, so that a machine that slows down does so for both."""
-    adopted = forwards.patched(model)
+    adopted = instances.patched(model)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS + 1):
         for after in (False, True):

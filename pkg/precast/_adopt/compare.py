@@ -95,20 +95,21 @@ def compare(untouched: Measured, adopted: Measured, noises: list[Measured]) -> t
 def noises(untouched: Module, batch: Batch, outputs: Measured) -> tuple[list[Measured], str]:
     """The untouched model with its batch turned round and, if memory allows, in a wider dtype; the reason if not."""
     found = [_turned_back(measure(untouched, {name: _turned(value) for name, value in batch.items()}), outputs)]
-    first = next(iter(untouched.parameters()))
+    first = next(untouched.parameters(), None)
+    if first is None:
+        return found, "noise in a wider dtype: the model has no parameters"
     wide = torch.float64 if first.dtype == torch.float32 else torch.float32
     size = sum(p.numel() for p in untouched.parameters()) * wide.itemsize
     if is_sharded(untouched, recurse=True):
         return found, "noise in a wider dtype: the model is sharded"
     if first.is_cuda and 3 * size > torch.cuda.mem_get_info(first.device)[0]:
         return found, f"noise in a wider dtype: it needs {3 * size / 1e9:.1f} GB of GPU memory"
-    copied = copy.deepcopy(untouched).to(wide)
     given = {
         name: value.to(wide) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in batch.items()
     }
     try:
-        found.append(measure(copied, given))
+        found.append(measure(copy.deepcopy(untouched).to(wide), given))
     except RuntimeError as error:
         return found, f"noise in a wider dtype: {str(error).splitlines()[0]}"
     return found, ""
@@ -209,6 +210,8 @@ def _with_cache(model: Module, batch: Batch, result: Any) -> Outputs:
 def _gradients(model: Module, batch: Batch) -> Outputs:
     """By parameter, of the loss, or of a fixed random sum of the outputs if there is no loss."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise RuntimeError("no parameter requires one")
     outputs = _tensors(_call(model, batch))
     if "loss" in outputs:
         objective = outputs["loss"]

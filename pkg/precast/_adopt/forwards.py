@@ -17,9 +17,23 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from precast._adopt.instances import (
+    GATE,
+    LOSS,
+    ROTATE,
+    Child,
+    eps_of,
+    has_hooks,
+    is_changed,
+    is_compiling,
+    is_ours,
+    ours,
+    own,
+    plain,
+    served,
+)
 from precast._adopt.probe import StandIn, twin_of
 from precast._adopt.source import with_attribute
-from precast.ops._checks import FLOAT_TYPES
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.layer_norm import layer_norm as _layer_norm
 from precast.ops.losses import cross_entropy, linear_cross_entropy
@@ -33,135 +47,96 @@ GATES: dict[str, Callable[..., Tensor]] = {
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
 }
-# A partial cannot be told apart from those of others, except by its function.
-_OURS: list[Callable[..., Any]] = []
-_is_compiling = torch.compiler.is_compiling
-ROTATE = "apply_rotary_pos_emb"  # the function of a module of transformers that its attention calls
-LOSS = "_loss_function"  # what the setter of transformers' ``loss_function`` writes
-GATE = "_apply_gate"  # what transformers calls between the projections of experts
 
 
-def is_ours(forward: object) -> bool:
-    """Whether an instance's ``forward`` is one of this file."""
-    return isinstance(forward, functools.partial) and forward.func in _OURS
-
-
-def patched(model: Module) -> list[tuple[Module, str, Callable[..., Any]]]:
-    """Each attribute of an instance that is one of this file, with its value."""
-    found = [
-        (module, name, module.__dict__.get(name)) for module in model.modules() for name in ("forward", GATE, LOSS)
-    ]
-    return [(module, name, value) for module, name, value in found if value is not None and is_ours(value)]
-
-
-def _ours(function: Callable[..., Any]) -> Callable[..., Any]:
-    _OURS.append(function)
-    return function
-
-
-def own(module: Module, *given: Any, **named: Any) -> Any:
-    """The module's own forward."""
-    return type(module).forward(module, *given, **named)
-
-
-def _served(x: Any, like: Tensor | None, device: str) -> bool:
-    """Whether the kernel does with ``x`` what the own forward does. Autocast casts 16-bit inputs of some functions."""
-    return (
-        not _is_compiling()
-        and type(x) is Tensor
-        and x.device.type == device
-        and x.dtype in FLOAT_TYPES
-        and (like is None or like.dtype == x.dtype)
-        and not x.is_nested
-        and (x.dtype == torch.float32 or not torch.is_autocast_enabled(device))
-    )
-
-
-def eps_of(module: Module, name: str) -> float:
-    """The number in an attribute; None is what it means in ``torch.nn.RMSNorm``."""
-    value = getattr(module, name)
-    return torch.finfo(torch.float32).eps if value is None else value
-
-
-@_ours
-def rms_norm(module: Module, casting: Casting, eps: str, device: str, /, *given: Any, **named: Any) -> Any:
-    """An RMS norm; ``eps`` is the name of the attribute."""
-    weight = module._parameters.get("weight")
-    if len(given) == 1 and not named and _served(given[0], weight, device) and given[0].is_contiguous():
-        return _rms_norm(given[0], weight, eps_of(module, eps), casting=casting)
+@ours
+def rms_norm(module: Any, casting: Casting, eps: str, scaled: bool, device: str, /, *given: Any, **named: Any) -> Any:
+    """An RMS norm, with a weight if it is ``scaled``; ``eps`` is the name of the attribute."""
+    weight = module.weight if scaled else None
+    if len(given) == 1 and not named and served(given[0], weight, device) and given[0].is_contiguous():
+        width = given[0].shape[-1:]
+        if scaled or getattr(module, "normalized_shape", width) == width:
+            return _rms_norm(given[0], weight, eps_of(module, eps), casting=casting)
     return own(module, *given, **named)
 
 
-@_ours
-def layer_norm(module: Module, device: str, channels: bool, /, *given: Any, **named: Any) -> Any:
+@ours
+def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, **named: Any) -> Any:
     """A layer norm over the last dimension or, with ``channels``, over the second of four."""
-    weight = module._parameters.get("weight")
-    if len(given) == 1 and not named and _served(given[0], weight, device):
+    weight = module.weight
+    if len(given) == 1 and not named and served(given[0], weight, device):
         x = given[0].permute(0, 2, 3, 1) if channels else given[0]
-        y = _layer_norm(x, weight, module._parameters.get("bias"), module.eps)  # type: ignore[arg-type]
-        return y.permute(0, 3, 1, 2) if channels else y
+        if weight is not None or x.shape[-1:] == module.normalized_shape:
+            y = _layer_norm(x, weight, module.bias, module.eps)
+            return y.permute(0, 3, 1, 2) if channels else y
     return own(module, *given, **named)
 
 
-@_ours
-def softmax(module: Module, device: str, /, *given: Any, **named: Any) -> Any:
+@ours
+def softmax(module: Any, device: str, /, *given: Any, **named: Any) -> Any:
     """A softmax over the last dimension."""
-    if len(given) == 1 and not named and _served(given[0], None, device) and given[0].is_contiguous():
+    if (
+        module.dim == -1
+        and len(given) == 1
+        and not named
+        and served(given[0], None, device)
+        and given[0].is_contiguous()
+    ):
         return scaled_softmax(given[0], 1.0)
     return own(module, *given, **named)
 
 
-@_ours
+@ours
 def gated(
-    module: Module, gate: str, names: tuple[str, str, str, str], device: str, /, *given: Any, **named: Any
+    module: Any, gate: str, act: Child, names: tuple[str, str, str], device: str, /, *given: Any, **named: Any
 ) -> Any:
-    """A gated MLP; ``names`` are those of the activation and of the projections of gates, factors and result."""
-    act, *projections = (module._modules[name] for name in names)
-    if len(given) != 1 or named or _is_compiling() or act is None or has_hooks(act):
+    """A gated MLP; ``names`` are those of the projections of gates, factors and result."""
+    if len(given) != 1 or named or is_compiling() or is_changed(module, act):
         return own(module, *given, **named)
-    of_gates, of_factors, of_result = projections
-    gates, factors = of_gates(given[0]), of_factors(given[0])  # type: ignore[misc]
+    of_gates, of_factors, of_result = (module._modules[name] for name in names)
+    gates, factors = of_gates(given[0]), of_factors(given[0])
     # No autocast casts an activation or a product.
-    if _plain(gates, device) and _plain(factors, device) and gates.dtype == factors.dtype:
-        return of_result(GATES[gate](gates, factors))  # type: ignore[misc]
-    return of_result(act(gates) * factors)  # type: ignore[misc]
+    if plain(gates, device) and plain(factors, device) and gates.dtype == factors.dtype:
+        return of_result(GATES[gate](gates, factors))
+    return of_result(getattr(module, act[0])(gates) * factors)
 
 
-@_ours
+@ours
 def packed_gated(
-    module: Module, gate: str, names: tuple[str, str, str], device: str, /, *given: Any, **named: Any
+    module: Any, gate: str, act: Child, names: tuple[str, str], device: str, /, *given: Any, **named: Any
 ) -> Any:
     """A gated MLP with one projection of gates and factors."""
-    act, projection, of_result = (module._modules[name] for name in names)
-    if len(given) != 1 or named or _is_compiling() or act is None or has_hooks(act):
+    if len(given) != 1 or named or is_compiling() or is_changed(module, act):
         return own(module, *given, **named)
-    both = projection(given[0])  # type: ignore[misc]
-    if _plain(both, device):
-        return of_result(GATES[gate](both))  # type: ignore[misc]
+    projection, of_result = (module._modules[name] for name in names)
+    both = projection(given[0])
+    if plain(both, device):
+        return of_result(GATES[gate](both))
     gates, factors = both.chunk(2, dim=-1)
-    return of_result(factors * act(gates))  # type: ignore[misc]
+    return of_result(factors * getattr(module, act[0])(gates))
 
 
-@_ours
-def swapped_gated(module: Module, gate: str, names: tuple[str, str], device: str, /, *given: Any, **named: Any) -> Any:
-    """A projection that gives factors before gates; ``names`` are those of the activation and of the projection."""
-    act = getattr(module, names[0])
-    if len(given) != 1 or named or _is_compiling() or (isinstance(act, Module) and has_hooks(act)):
-        return own(module, *given, **named)
-    both: Tensor = module._modules[names[1]](given[0])  # type: ignore[misc]
-    factors, gates = both.chunk(2, dim=-1)
-    return GATES[gate](gates, factors) if _plain(both, device) else factors * act(gates)
-
-
-@_ours
-def attention(
-    module: Any, norms: tuple[tuple[str, str], ...], casting: Casting, device: str, /, *given: Any, **named: Any
+@ours
+def swapped_gated(
+    module: Any, gate: str, act: Child, names: tuple[str], device: str, /, *given: Any, **named: Any
 ) -> Any:
-    """An attention whose queries and keys are rotated, after norms; of each, its name and that of its eps.
+    """A projection that gives factors before gates. The activation is a child, or a method."""
+    if len(given) != 1 or named or is_compiling() or is_changed(module, act):
+        return own(module, *given, **named)
+    both: Tensor = module._modules[names[0]](given[0])
+    factors, gates = both.chunk(2, dim=-1)
+    return GATES[gate](gates, factors) if plain(both, device) else factors * getattr(module, act[0])(gates)
+
+
+@ours
+def attention(
+    module: Any, norms: tuple[tuple[Child, str], ...], casting: Casting, device: str, /, *given: Any, **named: Any
+) -> Any:
+    """An attention whose queries and keys are rotated, after norms; of each, which child it is and the name of its eps.
 
     The own forward runs with two changes: the norms do nothing, and what rotates normalises too.
     """
-    if _is_compiling() or any(_is_changed(module._modules[name]) for name, _ in norms):
+    if is_compiling() or any(is_changed(module, child) for child, _ in norms):
         return own(module, *given, **named)
     cls: Any = type(module)  # classes of modules are not hashable to mypy
     changed = _rotating(cls, norms, casting, device)
@@ -171,11 +146,11 @@ def attention(
 
 
 @functools.cache
-def _rotating(cls: Any, norms: tuple[tuple[str, str], ...], casting: Casting, device: str) -> Any:
+def _rotating(cls: Any, norms: tuple[tuple[Child, str], ...], casting: Casting, device: str) -> Any:
     """The class of an attention with the two changes. Its forward sees the same globals as the own one."""
 
     def rotate(twin: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        parts = [twin._modules[name] for name, _ in norms]
+        parts = [twin._modules[name] for (name, _), _ in norms]
         eps = [eps_of(part, name) for part, (_, name) in zip(parts, norms, strict=True)]
         turned = _turned(parts, eps, casting, device, query, key, cos, sin)
         if turned is not None:
@@ -183,14 +158,8 @@ def _rotating(cls: Any, norms: tuple[tuple[str, str], ...], casting: Casting, de
         heads = [part(x) for part, x in zip(parts, (query, key), strict=False)] or [query, key]
         return inspect.unwrap(cls.forward).__globals__[ROTATE](*heads, cos, sin)
 
-    changes = {name: staticmethod(lambda x: x) for name, _ in norms}
+    changes = {name: staticmethod(lambda x: x) for (name, _), _ in norms}
     return type(cls)(cls.__name__, (cls,), {**changes, ROTATE: rotate, "forward": with_attribute(cls.forward, ROTATE)})
-
-
-def _is_changed(norm: Module) -> bool:
-    """Whether a call of the norm does more than its class says."""
-    replaced = norm.__dict__.get("forward")
-    return has_hooks(norm) or not (replaced is None or is_ours(replaced))
 
 
 def _turned(norms: list[Any], eps: list[float], casting: Casting, device: str, *given: Tensor) -> Any:
@@ -202,7 +171,7 @@ def _turned(norms: list[Any], eps: list[float], casting: Casting, device: str, *
     weights = [norm.weight for norm in norms] or [None, None]
     plain = all(w is None or (type(w) in (Tensor, torch.nn.Parameter) and w.dtype == query.dtype) for w in weights)
     if (
-        not (plain and all(_served(x, query, device) for x in given))
+        not (plain and all(served(x, query, device) for x in given))
         or len({*eps}) > 1
         or cos.requires_grad
         or sin.requires_grad
@@ -221,16 +190,15 @@ def _turned(norms: list[Any], eps: list[float], casting: Casting, device: str, *
     return tuple(y.view(shape).transpose(1, 2) for y, shape in zip(turned, shapes, strict=True))  # type: ignore[union-attr]
 
 
-@_ours
-def gate_of_experts(module: Module, gate: str, device: str, /, both: Tensor) -> Any:
+@ours
+def gate_of_experts(module: Module, gate: str, act: Child, device: str, /, both: Tensor) -> Any:
     """The gate of all experts' rows."""
-    act: Any = module._modules["act_fn"]
-    if _is_compiling() or not _plain(both, device) or has_hooks(act):
+    if is_compiling() or not plain(both, device) or is_changed(module, act):
         return getattr(type(module), GATE)(module, both)
     return GATES[gate](both)
 
 
-@_ours
+@ours
 def causal_loss(
     own_loss: Callable[..., Tensor],
     device: str,
@@ -250,7 +218,7 @@ def causal_loss(
     """
     items: Any = num_items_in_batch
     single = items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
-    if not single or (head is None and (_is_compiling() or not _plain(logits, device))):
+    if not single or (head is None and (is_compiling() or not plain(logits, device))):
         others |= {"num_items_in_batch": items, "ignore_index": ignore_index, "shift_labels": shift_labels}
         return own_loss(logits if head is None else head(logits), labels, vocab_size, **others)
     if shift_labels is None:
@@ -263,36 +231,27 @@ def causal_loss(
     return cross_entropy(logits.view(-1, vocab_size), **options) if head is None else head(logits, **options)
 
 
-@_ours
-def without_logits(model: Any, own_loss: Callable[..., Tensor], device: str, /, *given: Any, **named: Any) -> Any:
+@ours
+def without_logits(model: Any, device: str, /, *given: Any, **named: Any) -> Any:
     """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head."""
-    kept = named.get("logits_to_keep", 0)
+    kept, loss, head = named.get("logits_to_keep", 0), model.__dict__.get(LOSS), model.lm_head
     tuples = named.get("return_dict") is False or not model.config.return_dict
-    if named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept or _is_compiling():
+    replaced = not (is_ours(loss) and is_ours(head.__dict__.get("forward"))) or has_hooks(head)
+    called = named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept
+    if called or replaced or is_compiling():
         return own(model, *given, **named)
     twin: Any = twin_of(model, {"lm_head": StandIn(None)})
-    twin.__dict__[LOSS] = functools.partial(causal_loss, own_loss, device, model.lm_head)
+    twin.__dict__[LOSS] = functools.partial(causal_loss, loss, device, head)
     result = type(model).forward(twin, *given, **named)
     return type(result)(**{name: value for name, value in result.items() if name != "logits"})
 
 
-@_ours
+@ours
 def head_with_loss(head: Any, device: str, /, x: Tensor, *, target: Tensor | None = None, **options: Any) -> Any:
     """A last linear layer, which with a ``target`` gives its loss. Its parameters are read here and nowhere else."""
     if target is None:
         return own(head, x)
     rows = x.reshape(-1, x.shape[-1])
-    if _plain(rows, device) and type(head.weight) in (Tensor, torch.nn.Parameter):
+    if plain(rows, device) and type(head.weight) in (Tensor, torch.nn.Parameter):
         return linear_cross_entropy(rows, head.weight, target, linear_bias=head.bias, **options)
     return cross_entropy(own(head, rows), target, **options)
-
-
-def _plain(x: Any, device: str) -> bool:
-    return type(x) is Tensor and x.device.type == device and x.dtype in FLOAT_TYPES and x.is_contiguous()
-
-
-def has_hooks(module: Module) -> bool:
-    """A fused activation would not call them."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt import forwards
+from precast._adopt import forwards, instances
 from precast._adopt.probe import Trial, decide
 from precast._adopt.source import Unreadable, fingerprint_of_functions
 
@@ -27,8 +27,8 @@ _CLASSES, _ROWS = 128, 256
 
 def bound(model: Any, device: str) -> tuple[functools.partial[Any] | None, str, str]:
     """The replacement or None, the fingerprint of the own loss, and a line for the report."""
-    if forwards.LOSS in model.__dict__:
-        mine = forwards.is_ours(model.__dict__[forwards.LOSS])
+    if instances.LOSS in model.__dict__:
+        mine = instances.is_ours(model.__dict__[instances.LOSS])
         return None, "", "it is adopted already" if mine else "its loss was replaced before"
     own = model.loss_function
     try:
@@ -63,7 +63,7 @@ def without_logits(model: Any, digest: str) -> str:
         )
     if "forward" in head.__dict__:
         return "the forward of its lm_head was replaced before"
-    if forwards.has_hooks(head):
+    if instances.has_hooks(head):
         return "its lm_head has hooks, which would see no logits"
     if type(head.weight) is not torch.nn.Parameter:
         return f"the weight of its lm_head is a {type(head.weight).__name__} (FSDP2 or tensor parallelism)"

@@ -15,7 +15,7 @@ import torch
 from torch.nn import Module
 
 from precast._abi.version import Release
-from precast._adopt import forwards, loss, rotation
+from precast._adopt import forwards, instances, loss, rotation
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.source import Unreadable, fingerprint, owner
@@ -67,7 +67,7 @@ def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> I
         if rule is None:
             bases = [base.__name__ for base in cls.__mro__]
             named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
-            if named is not None and not forwards.is_ours(module.__dict__.get("forward")):
+            if named is not None and not instances.is_ours(module.__dict__.get("forward")):
                 digest, unreadable = methods[named.method]
                 reason = unreadable or f"no rule knows what its {named.method} does"
                 yield Found(name, module, named.kind, digest, reason)
@@ -98,7 +98,7 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
     reason = norms if isinstance(norms, str) else _refusal(module, "forward", here, gathered)
     if reason or isinstance(norms, str):
         return Found(name, module, "rotary", digest, reason)
-    eps = [forwards.eps_of(module._modules[part], attribute) for part, attribute in norms]
+    eps = [instances.eps_of(module._modules[part], attribute) for (part, _), attribute in norms]
     key = (type(module), here, module.head_dim, *eps)
     if key not in proofs:
         try:
@@ -123,7 +123,7 @@ def _loss(name: str, model: Any, device: str) -> Found:
     if forward is None:
         return Found(name, model, "loss", digest, note)
     own = f"{model.loss_function.__module__}.{model.loss_function.__qualname__}"
-    return Found(name, model, "loss", digest, Exact(lambda _: forward, note, None, device, forwards.LOSS), own)
+    return Found(name, model, "loss", digest, Exact(lambda _: forward, note, None, device, instances.LOSS), own)
 
 
 def _without_logits(found: Found, device: str) -> Iterator[Found]:
@@ -140,7 +140,7 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
         return
     note = "linear_cross_entropy, no logits of calls with labels"
     parts: tuple[tuple[str, Any, Callable[[Module], Bound]], ...] = (
-        (name, model, lambda one: functools.partial(forwards.without_logits, one, one.loss_function, device)),
+        (name, model, lambda one: instances.with_signature(functools.partial(forwards.without_logits, one, device))),
         (
             f"{name}.lm_head".lstrip("."),
             model.lm_head,
@@ -182,7 +182,7 @@ def _refusal(module: Module, method: str, device: str, gathered: bool) -> str:
     """Why a module of a known method must stay as it is, or nothing."""
     replaced = module.__dict__.get(method)
     if replaced is not None:
-        mine = forwards.is_ours(replaced)
+        mine = instances.is_ours(replaced)
         return "it is adopted already" if mine else f"its {method} was replaced before, by {_module_of(replaced)}"
     if type(module).__call__ is not Module.__call__:
         return "its class replaces __call__"
@@ -195,6 +195,8 @@ def _refusal(module: Module, method: str, device: str, gathered: bool) -> str:
         return f"{package} {version} is not known; needed {low} or newer, and below {high}"
     if device not in DEVICES:
         return f"it is on {device}; needed {' or '.join(DEVICES)}"
+    if instances.computes_weights(module):
+        return "its weight or bias is computed for each call (a parametrization, pruning)"
     if is_sharded(module) and not gathered:
         return "its parameters are DTensors of no FSDP unit (tensor or sequence parallelism)"
     return ""

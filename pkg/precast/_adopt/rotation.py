@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt import forwards
+from precast._adopt import instances
 from precast._adopt.loss import fingerprint_of
 from precast._adopt.probe import Trial, decide, twin_of
 from precast._adopt.rules import RULES
@@ -34,32 +34,37 @@ _TOKENS, _HEADS, _KEYS = 16, 4, 2
 _EACH, _ONCE = "each", "once"
 
 
-def known(module: Any) -> tuple[str, tuple[tuple[str, str], ...] | str]:
-    """The fingerprint of an attention, and the names of its norms with those of their eps, or why it must stay."""
+Norms = tuple[tuple[instances.Child, str], ...]  # of queries and keys, each with the name of its eps
+
+
+def known(module: Any) -> tuple[str, Norms | str]:
+    """The fingerprint of an attention, and its norms, or why it must stay."""
     try:
         digest = fingerprint_of(type(module))
         if digest not in _KNOWN:
             return digest, "no rule knows what its forward does"
         names, rotation = _KNOWN[digest]
         here = inspect.unwrap(type(module).forward).__globals__
-        if fingerprint_of_functions(here[forwards.ROTATE], here["rotate_half"]) != rotation:
-            return digest, f"its {forwards.ROTATE} was replaced"
+        if fingerprint_of_functions(here[instances.ROTATE], here["rotate_half"]) != rotation:
+            return digest, f"its {instances.ROTATE} was replaced"
         norms = [module._modules[name] for name in names]
         found = [_EPS.get(fingerprint(type(norm)), "") for norm in norms]
     except Unreadable as error:
         return "", str(error)
     if "" in found:
         return digest, "no rule knows what its norms do"
-    if any("forward" in norm.__dict__ and not forwards.is_ours(norm.__dict__["forward"]) for norm in norms):
+    if any("forward" in norm.__dict__ and not instances.is_ours(norm.__dict__["forward"]) for norm in norms):
         return digest, "the forward of its norms was replaced before"
-    if any(map(forwards.has_hooks, norms)):
+    if any(map(instances.has_hooks, norms)):
         return digest, "its norms have hooks, which would see no norm"
-    if len({forwards.eps_of(norm, eps) for norm, eps in zip(norms, found, strict=True)}) > 1:
+    if any(map(instances.computes_weights, norms)):
+        return digest, "the weights of its norms are computed for each call"
+    if len({instances.eps_of(norm, eps) for norm, eps in zip(norms, found, strict=True)}) > 1:
         return digest, "its norms have two values of eps"
-    return digest, tuple(zip(names, found, strict=True))
+    return digest, tuple((instances.child_of(module, name), eps) for name, eps in zip(names, found, strict=True))
 
 
-def prove(module: Any, norms: tuple[tuple[str, str], ...], device: str) -> tuple[str | None, str]:
+def prove(module: Any, norms: Norms, device: str) -> tuple[str | None, str]:
     """The casting of the norms if the kernel rounds like the attention, or None; and a line for the report."""
     found, reason = decide(functools.partial(_trial, module, norms, device), device)
     if found is None:
@@ -87,20 +92,18 @@ class _Rotation(Module):
         return torch.cat([one[0].transpose(0, 1) for one in turned], 1)
 
 
-def _trial(
-    module: Any, norms: tuple[tuple[str, str], ...], device: str, dtype: torch.dtype, generator: torch.Generator
-) -> Trial:
+def _trial(module: Any, norms: Norms, device: str, dtype: torch.dtype, generator: torch.Generator) -> Trial:
     width = int(module.head_dim)
-    rotate = inspect.unwrap(type(module).forward).__globals__[forwards.ROTATE]
+    rotate = inspect.unwrap(type(module).forward).__globals__[instances.ROTATE]
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     x, cos, sin = random(_TOKENS, _HEADS + _KEYS, width) * 3, random(_TOKENS, width), random(_TOKENS, width)
-    parts = [module._modules[name] for name, _ in norms]
+    parts = [module._modules[name] for (name, _), _ in norms]
     weights = [random(width) for _ in parts]
     twins = [twin_of(part, {"weight": weight}) for part, weight in zip(parts, weights, strict=True)]
-    eps = forwards.eps_of(parts[0], norms[0][1]) if norms else 0.0
+    eps = instances.eps_of(parts[0], norms[0][1]) if norms else 0.0
     castings = tuple(CASTINGS) if norms else ("none",)
 
     def kernel(casting: Any, rounding: Any) -> Tensor:

@@ -1,8 +1,7 @@
 """What is recognised, as data, and the trial of each kind of module.
 
 A rule has the fingerprints of the forwards, or of another ``method``, that it knows, each with the names that it uses.
-To add a source
-that does the same under other names is to add a line. A new kind of module is a new rule.
+To add a source that does the same under other names is to add a line. A new kind of module is a new rule.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import forwards
+from precast._adopt.instances import GATE, child_of, eps_of, has_hooks
 from precast._adopt.probe import StandIn, Trial, Trials, twin_of
 from precast._adopt.source import Unreadable, fingerprint
 from precast.ops.layer_norm import layer_norm
@@ -63,14 +63,14 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: 
 
 def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
     weight = module._parameters.get("weight")
-    if weight is not None and weight.dim() != 1:
-        return f"its weight has {weight.dim()} dimensions; needed 1"
     if module._parameters.get("bias") is not None:
         return "it has a bias, and the kernel has none"
     if weight is None and getattr(module, "with_scale", False):
         return "its weight is no parameter"
-    small = forwards.eps_of(module, eps)
-    width = 256 if weight is None else len(weight)
+    shape = getattr(module, "normalized_shape", (256,) if weight is None else weight.shape)
+    if len(shape) != 1:
+        return f"it normalises {len(shape)} dimensions; needed 1"
+    small, width = eps_of(module, eps), shape[0]
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
         x = _random((max(4, 8192 // width), width), dtype, device, generator) * 3
@@ -160,7 +160,7 @@ def _gated_trials(module: Module, names: tuple[str, ...], device: str) -> Trials
     method = getattr(type(module), names[0], None)  # then it belongs to the fingerprint
     if method is None and (act is None or not _is_activation(act)):
         return f"its activation {type(act).__name__} is not known"
-    if act is not None and forwards.has_hooks(act):
+    if act is not None and has_hooks(act):
         return "its activation has hooks, which a fused one would not call"
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
@@ -205,7 +205,7 @@ def _experts_trials(module: Any, _: object, device: str) -> Trials | str:
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
         gates, factors = _gates_and_factors(dtype, device, generator)
         trial = _gated_trial(twin_of(module, {}), torch.cat([gates, factors], -1), gates, factors)
-        return dataclasses.replace(trial, method=forwards.GATE)
+        return dataclasses.replace(trial, method=GATE)
 
     return trials
 
@@ -218,8 +218,8 @@ def _is_activation(act: Module) -> bool:
 
 
 def _bind_gated(module: Module, names: tuple[str, ...], gate: str, device: str) -> Bound:
-    functions = {4: forwards.gated, 3: forwards.packed_gated, 2: forwards.swapped_gated}
-    return functools.partial(functions[len(names)], module, gate, names, device)
+    functions: dict[int, Any] = {4: forwards.gated, 3: forwards.packed_gated, 2: forwards.swapped_gated}
+    return functools.partial(functions[len(names)], module, gate, child_of(module, names[0]), names[1:], device)
 
 
 RULES = (
@@ -240,10 +240,13 @@ RULES = (
             "ea046c3679032190": "eps",  # diffusers RMSNorm
         },
         _rms_trials,
-        lambda module, eps, casting, device: functools.partial(forwards.rms_norm, module, casting, eps, device),
+        lambda module, eps, casting, device: functools.partial(
+            forwards.rms_norm, module, casting, eps, module._parameters.get("weight") is not None, device
+        ),
         'rms_norm, casting="{}"',
         lambda module, eps: (
             getattr(module, eps),
+            getattr(module, "normalized_shape", None),
             *(None if p is None else p.shape for p in module._parameters.values()),
         ),
         r"RMSNorm|RmsNorm|T5LayerNorm",
@@ -280,11 +283,13 @@ RULES = (
         "experts",
         {"a9888c8d407b912c": None},  # transformers Qwen3-MoE, Mixtral and all others without a gate of their own
         _experts_trials,
-        lambda module, _, gate, device: functools.partial(forwards.gate_of_experts, module, gate, device),
+        lambda module, _, gate, device: functools.partial(
+            forwards.gate_of_experts, module, gate, child_of(module, "act_fn"), device
+        ),
         "{}_and_mul",
         lambda module, _: (type(module._modules.get("act_fn")), getattr(module, "has_gate", False)),
         r"Experts$",
-        forwards.GATE,
+        GATE,
     ),
     Rule(
         "softmax",

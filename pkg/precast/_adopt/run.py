@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import compare, forwards, recognise, samples
+from precast._adopt import compare, instances, recognise, samples
 from precast._adopt.probe import recheck
 from precast._adopt.recognise import Exact
 from precast._adopt.report import Comparison, Group, Report
@@ -78,7 +78,7 @@ def undo_adopt(model: Module) -> int:
         assert precast.undo_adopt(model) == 1
     """
     recognise.require_module("undo_adopt", model)
-    mine = forwards.patched(model)
+    mine = instances.patched(model)
     for module, name, _ in mine:
         del module.__dict__[name]
     return len(mine)
@@ -97,7 +97,7 @@ def adopt_by(
     missing: list[str] = []
     if batch is None:
         missing.append("no outputs: precast.adopt(model, sample) takes the arguments of a call")
-    classes = {type(module): dict(vars(type(module))) for module in model.modules()}
+    classes = {type(module): _attributes(type(module)) for module in model.modules()}
     untouched = None if batch is None or not exact else compare.measure(bare, batch)
     noises: list[compare.Measured] = []
     if batch is not None and untouched is not None:
@@ -111,7 +111,7 @@ def adopt_by(
     compared: tuple[Comparison, ...] = ()
     if batch is not None and untouched is not None:
         compared = compare.compare(untouched, compare.measure(bare, batch), noises)
-    undone = _verdict(exact, compared, [cls for cls, before in classes.items() if dict(vars(cls)) != before])
+    undone = _verdict(exact, compared, [cls for cls, before in classes.items() if _attributes(cls) != before])
     if undone or dry_run:
         for one, fate in exact:
             one.module.__dict__.pop(fate.attribute, None)
@@ -157,6 +157,11 @@ def _verdict(
     if failed is None:
         return ""
     return f"{failed.output} differs by {failed.difference:.2g}, and the model's own noise is {failed.noise:.2g}"
+
+
+def _attributes(cls: type[Any]) -> dict[str, Any]:
+    """What a class defines, without the list that the first copy of an instance writes down."""
+    return {name: value for name, value in vars(cls).items() if name != "__slotnames__"}
 
 
 def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:
