@@ -6,6 +6,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from precast.errors import block
+
 VERBS = {
     "audit": "ask every guard of a release whether a wheel keeps its promise",
     "build": "one wheel from its parts: built, repaired, audited, tried",
@@ -45,13 +47,13 @@ def main(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in {"tools", "precast"}:
             raise
-        print(
-            f"python -m tools {arguments[0]} needs the package {error.name}\n"
-            f"  found   {sys.executable}, which does not have it\n"
-            f"  needed  the environment of the tools\n"
-            f"  fix     1) make tools && . .venv-tools/bin/activate   2) the same command again",
-            file=sys.stderr,
+        text = block(
+            f"python -m tools {arguments[0]} needs the package {error.name}",
+            found=f"{sys.executable}, which does not have it",
+            needed="the environment of the tools",
+            fix=["make tools && . .venv-tools/bin/activate", "the same command again"],
         )
+        print(text, file=sys.stderr)
         return 1
     return status
 

@@ -112,10 +112,10 @@ def _exchange(mine: object, group: ProcessGroup | None) -> list[object]:
         dist.all_gather_object(everybody, None if mine is None else str(mine), group=group)
     except RuntimeError as error:  # what every backend raises for a rank that is late or gone
         raise BuildTimeout(
-            f"not every rank has answered\n"
-            f"  found   {error}\n"
-            f"  needed  all {len(everybody)} ranks in precast.prebuild, within the time-out of their group\n"
-            f"  fix     1) torch.distributed.init_process_group(timeout=...), or look for the rank that has ended"
+            "not every rank has answered",
+            found=str(error),
+            needed=f"all {len(everybody)} ranks in precast.prebuild, within the time-out of their group",
+            fix="torch.distributed.init_process_group(timeout=...), or look for the rank that has ended",
         ) from error
     return everybody
 

@@ -88,7 +88,7 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise KernelError(
-            f"the ARM system cannot be put together on this {platform.machine()} machine\n"
-            f"  found   {' '.join(command[:4])} ... ended with {done.returncode}: {done.stdout.strip()[-1000:]}\n"
-            f"  needed  Debian's apt with access to its archive, and pip with access to an index"
+            f"the ARM system cannot be put together on this {platform.machine()} machine",
+            found=f"{' '.join(command[:4])} ... ended with {done.returncode}: {done.stdout.strip()[-1000:]}",
+            needed="Debian's apt with access to its archive, and pip with access to an index",
         )

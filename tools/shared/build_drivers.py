@@ -62,17 +62,17 @@ def by_cibuildwheel(sdist: Path, machine: str, known: Matrix, work: Path, env: M
     """Let cibuildwheel run the hooks, in the image of matrix.toml or of cibuildwheel's own variable."""
     if machine != platform.machine():
         raise BuildStopped(
-            f"cibuildwheel builds for the machine it runs on\n"
-            f"  found   {platform.machine()}\n"
-            f"  needed  {machine}\n"
-            f"  fix     1) a runner that is {machine}   2) --driver hooks, which cross-compiles"
+            "cibuildwheel builds for the machine it runs on",
+            found=platform.machine(),
+            needed=machine,
+            fix=[f"a runner that is {machine}", "--driver hooks, which cross-compiles"],
         )
     if shutil.which("docker") is None and shutil.which("podman") is None:
         raise BuildStopped(
-            "cibuildwheel needs a container engine\n"
-            "  found   neither docker nor podman on PATH\n"
-            "  needed  one of them\n"
-            "  fix     1) tools/local/podman.sh   2) --driver hooks, which runs the same hooks without one"
+            "cibuildwheel needs a container engine",
+            found="neither docker nor podman on PATH",
+            needed="one of them",
+            fix=["tools/local/podman.sh", "--driver hooks, which runs the same hooks without one"],
         )
     image = f"CIBW_MANYLINUX_{machine.upper()}_IMAGE"
     (spec,) = (spec for spec in known.machine_specs if spec.name == machine)

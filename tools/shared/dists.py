@@ -96,11 +96,13 @@ def _machine(path: Path, platform: str) -> str:
         raise IndexRefused(f"{path}: {error}") from error
     if tag.policy is None:
         raise IndexRefused(
-            f"{path.name} promises nothing to other machines: it is as pip built it\n"
-            f"  found   the tag {tag}, in {path}\n"
-            f"  needed  a repaired wheel, with a manylinux tag\n"
-            f"  fix     1) python -m tools repair --out wheelhouse {shlex.quote(str(path))}\n"
-            f"          2) python -m tools index wheelhouse --out build/site"
+            f"{path.name} promises nothing to other machines: it is as pip built it",
+            found=f"the tag {tag}, in {path}",
+            needed="a repaired wheel, with a manylinux tag",
+            fix=[
+                f"python -m tools repair --out wheelhouse {shlex.quote(str(path))}",
+                "python -m tools index wheelhouse --out build/site",
+            ],
         )
     return tag.machine
 

@@ -45,10 +45,10 @@ def _kept(folder: Path, asked: list[str]) -> Path:
         done = subprocess.run([*command, "--target", str(staging), *asked], capture_output=True, text=True, check=False)
         if done.returncode:
             raise KernelError(
-                f"pip does not bring {asked[-1]}\n"
-                f"  found   {(done.stderr.strip().splitlines() or ['nothing was said'])[-1]}\n"
-                f"  needed  a package index that has it\n"
-                f"  fix     1) python -m pip download {' '.join(asked)}"
+                f"pip does not bring {asked[-1]}",
+                found=(done.stderr.strip().splitlines() or ["nothing was said"])[-1],
+                needed="a package index that has it",
+                fix=f"python -m pip download {' '.join(asked)}",
             )
         staging.chmod(0o755)
         if not folder.exists():  # otherwise another process was faster

@@ -55,8 +55,8 @@ def _row(values: Sequence[str]) -> Row:
     match = _NAME.fullmatch(shown)
     if match is None or verdict not in VERDICTS or (verdict != "same" and not note):
         raise KernelError(
-            f"{FILE} has the row {list(values)}\n"
-            f"  needed  name(arguments), one of {', '.join(VERDICTS)}, and how or why"
+            f"{FILE} has the row {list(values)}",
+            needed=f"name(arguments), one of {', '.join(VERDICTS)}, and how or why",
         )
     name, arguments = match["name"], match["arguments"]
     called = None if arguments is None or match["rest"] else tuple(filter(None, arguments.split(", ")))

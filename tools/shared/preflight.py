@@ -118,7 +118,7 @@ def moment(root: Path) -> Iterator[Missing]:
     try:
         epoch_of(root)
     except KernelError as error:
-        found = str(error).splitlines()[0]
+        found = error.what
         yield Missing(found, "a commit, or SOURCE_DATE_EPOCH", "SOURCE_DATE_EPOCH=$(date +%s) make release-local")
 
 

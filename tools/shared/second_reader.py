@@ -37,10 +37,10 @@ def check(programs: tuple[Path, Path], cubins: Iterable[tuple[Path, str]]) -> in
         found = ask(programs, path)
         if found != [target]:
             raise KernelError(
-                f"{path} is not code for {target}\n"
-                f"  found   {', '.join(found) or 'nothing that cuobjdump or nvdisasm can read'}\n"
-                f"  needed  {target}, once\n"
-                f"  fix     1) empty the build cache, and build it again"
+                f"{path} is not code for {target}",
+                found=", ".join(found) or "nothing that cuobjdump or nvdisasm can read",
+                needed=f"{target}, once",
+                fix="empty the build cache, and build it again",
             )
         count += 1
     return count

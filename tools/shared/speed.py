@@ -26,10 +26,10 @@ def read(path: Path) -> Json:
     commit = str((facts["build"] or facts).get("commit") or "none")
     if commit == "none" or commit.endswith("-dirty"):
         raise KernelError(
-            f"{path.name}: its figures cannot be shown\n"
-            f"  found   commit {commit}\n"
-            f"  needed  a wheel of a commit without changes\n"
-            f"  fix     1) git stash && python -m benchmarks.gpu --json {path.parent}"
+            f"{path.name}: its figures cannot be shown",
+            found=f"commit {commit}",
+            needed="a wheel of a commit without changes",
+            fix=f"git stash && python -m benchmarks.gpu --json {path.parent}",
         )
     return results
 

@@ -54,7 +54,7 @@ def of_torch(folder: Path) -> frozenset[str]:
     files = [path for pattern in _LIBRARIES for path in sorted(folder.glob(pattern))]
     if len(files) < len(_LIBRARIES):
         found = ", ".join(path.name for path in files) or "none of them"
-        raise KernelError(f"{folder} is not that of a torch\n  found   {found}\n  needed  {', '.join(_LIBRARIES)}")
+        raise KernelError(f"{folder} is not that of a torch", found=found, needed=", ".join(_LIBRARIES))
     return frozenset().union(*(read(path).defined for path in files))
 
 
@@ -82,9 +82,9 @@ def check(library: Path, offered: frozenset[str], where: str) -> frozenset[str]:
     if missing:
         shown = ", ".join([*missing[:5], *(["..."] if len(missing) > 5 else [])])
         raise KernelError(
-            f"{library.name} asks for what torch does not define\n"
-            f"  found   {shown} ({len(missing)} of {len(asked)})\n"
-            f"  needed  symbols of {where}"
+            f"{library.name} asks for what torch does not define",
+            found=f"{shown} ({len(missing)} of {len(asked)})",
+            needed=f"symbols of {where}",
         )
     return asked
 

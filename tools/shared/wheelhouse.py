@@ -118,10 +118,10 @@ def _read(path: Path) -> Record:
         record = Record(**json.loads(path.read_bytes()))
     except (ValueError, TypeError) as error:
         raise KernelError(
-            f"{path} is not a record of a finished wheel\n"
-            f"  found   {error}\n"
-            f"  needed  what `python -m tools build` writes next to each wheel\n"
-            f"  fix     1) remove it, and build that cell again"
+            f"{path} is not a record of a finished wheel",
+            found=str(error),
+            needed="what `python -m tools build` writes next to each wheel",
+            fix="remove it, and build that cell again",
         ) from error
     if record.cell != path.stem or Path(record.file).name != record.file:
         raise KernelError(f"{path} names the cell {record.cell!r} and the file {record.file!r}: not its own")

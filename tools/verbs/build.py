@@ -144,10 +144,10 @@ def main(arguments: list[str]) -> int:
         cell = Cell(known.label(label_of(options.label)), options.arch, options.driver, only)
         if not known.hosts(cell.machine, only):
             raise KernelError(
-                f"there is no wheel for {cell.machine!r}{f' and torch {only}' if only else ''}\n"
-                f"  found   no torch for it in matrix.toml\n"
-                f"  needed  one of its architectures and torch releases\n"
-                f"  fix     1) python -m tools plan"
+                f"there is no wheel for {cell.machine!r}{f' and torch {only}' if only else ''}",
+                found="no torch for it in matrix.toml",
+                needed="one of its architectures and torch releases",
+                fix="python -m tools plan",
             )
         with _parts_and_source(known, cell, options, replace(settings, parts=None)) as (parts_dir, source):
             record, new = make(known, cell, parts_dir, source, options.out, settings)

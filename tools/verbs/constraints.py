@@ -84,10 +84,10 @@ def merged(ours: str, theirs: Sequence[Theirs], torch: str = "") -> tuple[str, t
         against = next((one for one in theirs if one.name == name and not one.allows(version)), None)
         if against is not None and name == "torch" and torch:
             raise KernelError(
-                f"TORCH={torch} contradicts a constraint of this machine's pip\n"
-                f"  found   {against.text}, in {against.source}\n"
-                f"  needed  a torch that it allows, or no such constraint\n"
-                f"  fix     1) run make without TORCH   2) PIP_CONSTRAINT= PIP_CONFIG_FILE=/dev/null make ..."
+                f"TORCH={torch} contradicts a constraint of this machine's pip",
+                found=f"{against.text}, in {against.source}",
+                needed="a torch that it allows, or no such constraint",
+                fix=["run make without TORCH", "PIP_CONSTRAINT= PIP_CONFIG_FILE=/dev/null make ..."],
             )
         if against is not None:
             said.append(f"{against.text} instead of {name}=={version}: {against.source}")

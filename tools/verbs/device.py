@@ -30,10 +30,10 @@ def make(label: str, out: Path, settings: Settings) -> str:
     spec = known.label(label_of(label))
     if spec.requirement is None:
         raise KernelError(
-            f"+{spec.name} has no device code of its own\n"
-            f"  found   {spec.name}\n"
-            f"  needed  a label with an NVRTC\n"
-            f"  fix     1) python -m tools device --label cu130 --out {out}"
+            f"+{spec.name} has no device code of its own",
+            found=spec.name,
+            needed="a label with an NVRTC",
+            fix=f"python -m tools device --label cu130 --out {out}",
         )
     cache = Cache(default_root(settings))
     found = label_nvrtc(spec, settings, [packages.folder_of(spec.requirement, cache)])

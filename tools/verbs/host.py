@@ -29,10 +29,10 @@ def make(abi_text: str, machine: str, out: Path, settings: Settings) -> str:
     known = matrix.load(ROOT / "matrix.toml")
     if isinstance(abi, Stable) or abi not in known.hosts(machine):
         raise KernelError(
-            f"no wheel for {machine} has a host file for {abi}\n"
-            f"  found   {', '.join(map(str, known.hosts(machine))) or 'no wheel for it at all'}\n"
-            f"  needed  one of these, as matrix.toml says\n"
-            f"  fix     1) python -m tools plan"
+            f"no wheel for {machine} has a host file for {abi}",
+            found=", ".join(map(str, known.hosts(machine))) or "no wheel for it at all",
+            needed="one of these, as matrix.toml says",
+            fix="python -m tools plan",
         )
     made = make_host(abi, replace(settings, arch=machine), Cache(default_root(settings)))
     (file, _), *_ = made.host

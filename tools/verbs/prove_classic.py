@@ -60,9 +60,9 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
         facts = json.loads(_run([python, str(CHECK), str(NEEDED_RATIO)], site).splitlines()[-1])
     if facts["ratio"] <= NEEDED_RATIO or len(facts["openmp"]) != 1:
         raise KernelError(
-            f"the threads of torch {torch} do not serve {abi} as they should\n"
-            f"  found   {facts['ratio']} times as fast on two threads, OpenMP runtimes {facts['openmp']}\n"
-            f"  needed  more than {NEEDED_RATIO} times, and one runtime"
+            f"the threads of torch {torch} do not serve {abi} as they should",
+            found=f"{facts['ratio']} times as fast on two threads, OpenMP runtimes {facts['openmp']}",
+            needed=f"more than {NEEDED_RATIO} times, and one runtime",
         )
     if record:
         if isinstance(abi, Exact):

@@ -67,7 +67,7 @@ def run(arm: Wheel, x86: Wheel, work: Path) -> list[Ran]:
     """Run everything on every processor, and report each when it ends."""
     missing = [program for program in ("qemu-aarch64", "qemu-x86_64") if shutil.which(program) is None]
     if missing:
-        raise KernelError(f"{missing[0]} is not on PATH\n  needed  qemu-user\n  fix     1) apt-get install qemu-user")
+        raise KernelError(f"{missing[0]} is not on PATH", needed="qemu-user", fix="apt-get install qemu-user")
     root = arm_root.prepare(work, newest_cpu_torch())
     here = [sys.executable, str(CHECK), "cpu_adam_x86"]
     x86_env = {"PYTHONPATH": str(unpacked(x86, work / "x86_64")), "PRECAST_JIT": "aot", "OMP_NUM_THREADS": "1"}
@@ -103,9 +103,9 @@ def _check(
     )
     if done.returncode:
         raise RanWrong(
-            f"the check ended with {done.returncode} on {processor}\n"
-            f"  found   {done.stderr.strip()[-1500:]}\n"
-            f"  needed  every result from the prebuilt file, near torch's"
+            f"the check ended with {done.returncode} on {processor}",
+            found=done.stderr.strip()[-1500:],
+            needed="every result from the prebuilt file, near torch's",
         )
     facts = json.loads(done.stdout.splitlines()[-1])
     far = (

@@ -94,11 +94,11 @@ def refuse_strangers(out: Path, plan: Plan, known: matrix.Matrix) -> None:
         problems = wheelhouse.problems(out / "wheelhouse", expected(plan, known), complete=False)
         found += [f"wheelhouse/{line}" for line in problems]
     if found:
-        listed = "\n".join(f"  found   {line}" for line in found)
         raise KernelError(
-            f"{out} is not a release, or not one that this program left there\n{listed}\n"
-            f"  needed  only what this program wrote, as it wrote it\n"
-            f"  fix     1) remove what is named   2) --out another folder"
+            f"{out} is not a release, or not one that this program left there",
+            found=found,
+            needed="only what this program wrote, as it wrote it",
+            fix=["remove what is named", "--out another folder"],
         )
 
 
@@ -116,10 +116,10 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
     with lock.exclusive(out / LOCK, f"the release in {out}", wait_s=2.0) as turn:
         if not turn.alone:  # two processes must not fill the same folder
             raise KernelError(
-                f"the release in {out} cannot be made\n"
-                f"  found   another release being made in this folder\n"
-                f"  needed  the folder for this one alone\n"
-                f"  fix     1) wait for the other one, or 2) python -m tools release --out ANOTHER"
+                f"the release in {out} cannot be made",
+                found="another release being made in this folder",
+                needed="the folder for this one alone",
+                fix=["wait for the other one", "python -m tools release --out ANOTHER"],
             )
         turn.tell(out / "logs")
         refuse_strangers(out, plan, known)

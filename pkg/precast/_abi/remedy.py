@@ -22,6 +22,7 @@ from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import STABLE_FLOOR
 from precast._abi.value import value
 from precast._version import __version__
+from precast.errors import block
 
 ALLOW_JIT = "export PRECAST_JIT=auto"
 DRIVER = "install the NVIDIA driver (https://www.nvidia.com/drivers), or in a container: docker run --gpus all"
@@ -125,7 +126,7 @@ def install_torch(host: Host) -> str:
 
 def needs_torch(what: str, host: Host) -> str:
     """The error of something that needs torch where none can be imported."""
-    return f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) {install_torch(host)}"
+    return block(f"{what} needs torch", found=host.torch_error or "none", fix=install_torch(host))
 
 
 def install_compiler(host: Host) -> str:

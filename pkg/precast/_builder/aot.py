@@ -56,33 +56,33 @@ def mode_of(settings: Settings) -> BuildMode:
     """The mode that the environment asks for. Setting both variables is refused, as they name different wheels."""
     if settings.label is not None and settings.cuda_ext:
         raise KernelError(
-            f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels\n"
-            f"  found   both set\n"
-            f"  needed  PRECAST_LABEL for a release wheel, or CUDA_EXT=1 for a build for this machine\n"
-            f"  fix     1) unset one of them"
+            f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels",
+            found="both set",
+            needed="PRECAST_LABEL for a release wheel, or CUDA_EXT=1 for a build for this machine",
+            fix="unset one of them",
         )
     if settings.label is not None:
         return BuildMode.RELEASE
     if settings.parts is not None:
         raise KernelError(
-            f"PRECAST_PARTS={settings.parts} holds parts of a release, and this is none\n"
-            f"  found   PRECAST_LABEL not set\n"
-            f"  needed  the label of the wheel that takes them\n"
-            f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_PARTS"
+            f"PRECAST_PARTS={settings.parts} holds parts of a release, and this is none",
+            found="PRECAST_LABEL not set",
+            needed="the label of the wheel that takes them",
+            fix=["PRECAST_LABEL=cu130", "unset PRECAST_PARTS"],
         )
     if settings.only_torch is not None:
         raise KernelError(
-            f"PRECAST_ONLY_TORCH={settings.only_torch} is about a release wheel, and this is not one\n"
-            f"  found   PRECAST_LABEL not set\n"
-            f"  needed  the label of the slim wheel\n"
-            f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_ONLY_TORCH"
+            f"PRECAST_ONLY_TORCH={settings.only_torch} is about a release wheel, and this is not one",
+            found="PRECAST_LABEL not set",
+            needed="the label of the slim wheel",
+            fix=["PRECAST_LABEL=cu130", "unset PRECAST_ONLY_TORCH"],
         )
     if settings.arch not in (None, platform.machine()):
         raise KernelError(
-            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel\n"
-            f"  found   no PRECAST_LABEL, and a machine that is {platform.machine()}\n"
-            f"  needed  PRECAST_LABEL with it\n"
-            f"  fix     1) set PRECAST_LABEL, such as cpu   2) unset PRECAST_ARCH"
+            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel",
+            found=f"no PRECAST_LABEL, and a machine that is {platform.machine()}",
+            needed="PRECAST_LABEL with it",
+            fix=["set PRECAST_LABEL, such as cpu", "unset PRECAST_ARCH"],
         )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
 
@@ -145,10 +145,10 @@ def promised_hosts(known: matrix.Matrix, built_for: str, only: Release | None) -
         return hosts
     minors = [str(release.release) for release in known.releases if known.hosts(built_for, release.release)]
     raise KernelError(
-        f"PRECAST_ONLY_TORCH={only} selects no torch for {built_for}\n"
-        f"  found   no such minor in matrix.toml\n"
-        f"  needed  one of {', '.join(minors)}\n"
-        f"  fix     1) PRECAST_ONLY_TORCH={minors[-1]}   2) unset PRECAST_ONLY_TORCH, for all of them"
+        f"PRECAST_ONLY_TORCH={only} selects no torch for {built_for}",
+        found="no such minor in matrix.toml",
+        needed=f"one of {', '.join(minors)}",
+        fix=[f"PRECAST_ONLY_TORCH={minors[-1]}", "unset PRECAST_ONLY_TORCH, for all of them"],
     )
 
 
@@ -170,10 +170,10 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
     said = [f"no {name}" for name in lacks] + [f"{name}, which the label does not promise" for name in has]
     more = f", and {len(said) - 5} more" if len(said) > 5 else ""
     raise KernelError(
-        f"the {known.label(label).name} wheel for {built_for} is not what its label promises\n"
-        f"  found   {', '.join(said[:5])}{more}\n"
-        f"  needed  a library and {len(hosts) - 1} adapters, {len(promised) - len(hosts)} device images\n"
-        f"  fix     1) build again with an empty PRECAST_CACHE_DIR   2) make the parts again, if PRECAST_PARTS is set"
+        f"the {known.label(label).name} wheel for {built_for} is not what its label promises",
+        found=f"{', '.join(said[:5])}{more}",
+        needed=f"a library and {len(hosts) - 1} adapters, {len(promised) - len(hosts)} device images",
+        fix=["build again with an empty PRECAST_CACHE_DIR", "make the parts again, if PRECAST_PARTS is set"],
     )
 
 

@@ -118,10 +118,10 @@ def selected(made: Made, targets: Sequence[GpuTarget], settings: Settings) -> Ma
 def _require_lzma() -> None:
     if (why := packing.lzma_error()) is not None:
         raise KernelError(
-            f"device code cannot be packed for a wheel\n"
-            f"  found   a Python without lzma ({sys.executable}): {why}\n"
-            f"  needed  one that was compiled with liblzma\n"
-            f"  fix     1) apt-get install liblzma-dev, and compile it again   2) another Python, such as uv's"
+            "device code cannot be packed for a wheel",
+            found=f"a Python without lzma ({sys.executable}): {why}",
+            needed="one that was compiled with liblzma",
+            fix=["apt-get install liblzma-dev, and compile it again", "another Python, such as uv's"],
         )
 
 
@@ -132,10 +132,10 @@ def host_tools(settings: Settings) -> tuple[Compiler, str]:
     ninja, ninja_places = toolchain.find_ninja()
     if compiler is None or ninja is None:
         raise KernelError(
-            f"the host library for {built_for} cannot be built\n"
-            + "".join(f"  found   {line}\n" for line in (*places, *ninja_places))
-            + f"  needed  a C++ compiler for {built_for} and ninja\n"
-            f"  fix     1) {_missing_tools(compiler, ninja, toolchain.package_for(built_for))}"
+            f"the host library for {built_for} cannot be built",
+            found=(*places, *ninja_places),
+            needed=f"a C++ compiler for {built_for} and ninja",
+            fix=_missing_tools(compiler, ninja, toolchain.package_for(built_for)),
         )
     return compiler, ninja
 
@@ -150,10 +150,10 @@ def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] |
     found, looked_at = nvrtc.find_nvrtc(None, settings.cuda_home, spec.nvrtc, site_dirs=site_dirs)
     if found is None:
         raise KernelError(
-            f"the device code of +{spec.label} needs NVRTC {spec.nvrtc}\n"
-            + "".join(f"  found   {line}\n" for line in looked_at)
-            + f"  needed  exactly {spec.nvrtc}, as matrix.toml says\n"
-            f'  fix     1) {installer.install_command()} "{spec.requirement}"'
+            f"the device code of +{spec.label} needs NVRTC {spec.nvrtc}",
+            found=looked_at,
+            needed=f"exactly {spec.nvrtc}, as matrix.toml says",
+            fix=f'{installer.install_command()} "{spec.requirement}"',
         )
     return found
 
@@ -211,9 +211,9 @@ def check_ceilings(file: HostFile) -> None:
     glibcxx = tuple(int(part) for part in file.glibcxx.split("."))
     if file.glibc > flags.GLIBC_CEILING or glibcxx > flags.GLIBCXX_CEILING:
         raise KernelError(
-            f"{file.path} is too new for manylinux_{flags.GLIBC_CEILING.major}_{flags.GLIBC_CEILING.minor}\n"
-            f"  found   GLIBC_{file.glibc}, GLIBCXX_{file.glibcxx}\n"
-            f"  needed  at most GLIBC_{flags.GLIBC_CEILING}, GLIBCXX_{'.'.join(map(str, flags.GLIBCXX_CEILING))}"
+            f"{file.path} is too new for manylinux_{flags.GLIBC_CEILING.major}_{flags.GLIBC_CEILING.minor}",
+            found=f"GLIBC_{file.glibc}, GLIBCXX_{file.glibcxx}",
+            needed=f"at most GLIBC_{flags.GLIBC_CEILING}, GLIBCXX_{'.'.join(map(str, flags.GLIBCXX_CEILING))}",
         )
 
 

@@ -224,10 +224,10 @@ def _explaining(root: Path, what: str) -> Iterator[None]:
         if error.errno not in _CANNOT_WRITE:
             raise
         raise KernelError(
-            f"{what}: the build cache cannot be written\n"
-            f"  found   {error.filename or root}: {error.strerror}\n"
-            f"  needed  {root}: a folder this user can write, with space left\n"
-            f"  fix     1) {trust.another(root)}"
+            f"{what}: the build cache cannot be written",
+            found=f"{error.filename or root}: {error.strerror}",
+            needed=f"{root}: a folder this user can write, with space left",
+            fix=trust.another(root),
         ) from error
 
 

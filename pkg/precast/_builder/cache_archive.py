@@ -63,10 +63,10 @@ def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
         _write(archive, mode, text, [(item.member, chosen[item.member][1]) for item in items])
     except (OSError, tarfile.CompressionError) as error:
         raise KernelError(
-            f"{archive}: the archive cannot be written\n"
-            f"  found   {error}\n"
-            f"  needed  a folder that this user can write, with space left, and builds that can be read\n"
-            f"  fix     1) name another file"
+            f"{archive}: the archive cannot be written",
+            found=str(error),
+            needed="a folder that this user can write, with space left, and builds that can be read",
+            fix="name another file",
         ) from error
     return items
 
@@ -197,5 +197,5 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _refusal(archive: Path, found: str, needed: str) -> KernelError:
     return KernelError(
-        f"{archive}: not a cache archive that can be used; nothing was changed\n  found   {found}\n  needed  {needed}"
+        f"{archive}: not a cache archive that can be used; nothing was changed", found=found, needed=needed
     )

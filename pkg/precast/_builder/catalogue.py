@@ -103,10 +103,10 @@ def _read() -> tuple[Folder, ...]:
             from precast._builder import descriptions, sources
         except ModuleNotFoundError as error:  # Python 3.10 without tomli
             raise KernelError(
-                f"the kernel families of a checkout cannot be read\n"
-                f"  found   {error}\n"
-                f"  needed  tomli for Python 3.10; an installed wheel needs none\n"
-                f"  fix     1) pip install tomli"
+                "the kernel families of a checkout cannot be read",
+                found=str(error),
+                needed="tomli for Python 3.10; an installed wheel needs none",
+                fix="pip install tomli",
             ) from error
         return folders_of(descriptions.read(sources.csrc_dir()))
     return folders_of(json.loads(text))

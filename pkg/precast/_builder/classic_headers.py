@@ -68,10 +68,10 @@ def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
     found = _pins_of(pins.torch, files)
     if found != pins:
         raise KernelError(
-            f"the headers of torch {pins.torch} are not those that precast was written against\n"
-            f"  found   {found.files} headers of digest {found.digest} in {torch_wheel.without_secret(url)}\n"
-            f"  needed  {pins.files} headers of digest {pins.digest} (classic_headers.json)\n"
-            f"  fix     1) give pip an index that serves the released torch"
+            f"the headers of torch {pins.torch} are not those that precast was written against",
+            found=f"{found.files} headers of digest {found.digest} in {torch_wheel.without_secret(url)}",
+            needed=f"{pins.files} headers of digest {pins.digest} (classic_headers.json)",
+            fix="give pip an index that serves the released torch",
         )
     try:
         headers.write(dest, {f"include/{name}": data for name, data in files.items()})
@@ -102,10 +102,10 @@ def installed(git: str) -> Path:
                 return place / "include"
             found += ", without its headers"
     raise KernelError(
-        f"no host library can be built for the torch of git {git}\n"
-        f"  found   {found}\n"
-        f"  needed  that torch with its folder torch/include\n"
-        f"  fix     1) pip install --force-reinstall --no-deps the torch that this process runs"
+        f"no host library can be built for the torch of git {git}",
+        found=found,
+        needed="that torch with its folder torch/include",
+        fix="pip install --force-reinstall --no-deps the torch that this process runs",
     )
 
 
@@ -113,10 +113,10 @@ def _pins_for(abi: Exact) -> ClassicPins:
     known = load_pins()
     if abi.release not in known:
         raise KernelError(
-            f"no host library can be built ahead of time for {abi}\n"
-            f"  found   pinned headers of torch {', '.join(map(str, known))}\n"
-            f"  needed  those of torch {abi.release}\n"
-            f"  fix     1) python -m tools headers --classic {abi.release}.0"
+            f"no host library can be built ahead of time for {abi}",
+            found=f"pinned headers of torch {', '.join(map(str, known))}",
+            needed=f"those of torch {abi.release}",
+            fix=f"python -m tools headers --classic {abi.release}.0",
         )
     return known[abi.release]
 
@@ -128,8 +128,8 @@ def _pins_of(torch: str, files: Mapping[str, bytes]) -> ClassicPins:
 
 def _unavailable(pins: ClassicPins, found: str) -> KernelError:
     return KernelError(
-        f"the C++ headers of torch {pins.torch} are missing, so no host library can be built for it\n"
-        f"  found   {found}\n"
-        f"  needed  the {pins.files} headers that classic_headers.json pins\n"
-        f"  fix     1) run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)"
+        f"the C++ headers of torch {pins.torch} are missing, so no host library can be built for it",
+        found=found,
+        needed=f"the {pins.files} headers that classic_headers.json pins",
+        fix=f"run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)",
     )

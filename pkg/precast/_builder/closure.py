@@ -17,10 +17,10 @@ def assert_there(name: str, paths: Sequence[str]) -> None:
     missing = [path for path in paths if not Path(path).is_file()]
     if missing or not paths:
         raise KernelUnavailable(
-            f"{name} cannot be built: {'its sources are missing' if missing else 'it names no sources'}\n"
-            f"  found   {', '.join(missing) or 'an empty list'}{': no such file' if missing else ''}\n"
-            f"  needed  what sources_files() of the extension says\n"
-            f"  fix     1) name them from the folder of the class: self.csrc_abs_path('name.cpp')"
+            f"{name} cannot be built: {'its sources are missing' if missing else 'it names no sources'}",
+            found=f"{', '.join(missing) or 'an empty list'}{': no such file' if missing else ''}",
+            needed="what sources_files() of the extension says",
+            fix="name them from the folder of the class: self.csrc_abs_path('name.cpp')",
         )
 
 

@@ -44,9 +44,9 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
             target = tree.resolve(file.name, text)
             if target is None:
                 raise KernelError(
-                    f"{file.name} includes {text!r}, which NVRTC has not\n"
-                    f"  found   no such file next to it or in {root}\n"
-                    f"  needed  device code that includes files of csrc only"
+                    f"{file.name} includes {text!r}, which NVRTC has not",
+                    found=f"no such file next to it or in {root}",
+                    needed="device code that includes files of csrc only",
                 )
             if headers.setdefault(text, by_name[target].data) != by_name[target].data:
                 raise KernelError(f"{file.name}: {text!r} means two files in one program; name one of them otherwise")

@@ -32,11 +32,11 @@ def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str
     found = first_error(log)
     full = trust.another(log_file.parent) if "No space left" in found else ""
     return BuildFailed(
-        f"{what}: {'the disk is full' if full else 'the compiler failed'}\n"
-        f"  found   {found}\n"
-        f"  needed  a clean run of: {command}\n"
-        f"  env     {environment(tool)}\n"
-        f"  fix     1) {full or f'read the whole log: {log_file}'}"
+        f"{what}: {'the disk is full' if full else 'the compiler failed'}",
+        found=found,
+        needed=f"a clean run of: {command}",
+        env=environment(tool),
+        fix=full or f"read the whole log: {log_file}",
     )
 
 

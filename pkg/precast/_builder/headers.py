@@ -75,11 +75,13 @@ def for_extensions() -> Path:
             return place / "include"
         found = f"{place}, {'without headers' if release is None else f'torch {release}'}"
     raise KernelError(
-        f"the headers of the stable ABI of torch are missing\n"
-        f"  found   {found}, and a precast that brings none: it was not installed from a release\n"
-        f"  needed  the headers of torch {STABLE_FLOOR} or newer; those before {LEAK_FIXED} leak string arguments\n"
-        f"  fix     1) pip install 'torch>={LEAK_FIXED}'\n"
-        f"          2) install precast from a wheel of a release, or from its sdist: both bring the headers"
+        "the headers of the stable ABI of torch are missing",
+        found=f"{found}, and a precast that brings none: it was not installed from a release",
+        needed=f"the headers of torch {STABLE_FLOOR} or newer; those before {LEAK_FIXED} leak string arguments",
+        fix=[
+            f"pip install 'torch>={LEAK_FIXED}'",
+            "install precast from a wheel of a release, or from its sdist: both bring the headers",
+        ],
     )
 
 
@@ -132,10 +134,10 @@ def check(name: str, data: bytes, wanted: str) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != wanted:
         raise KernelError(
-            f"{name} is not the file that precast was written against\n"
-            f"  found   sha256 {found}\n"
-            f"  needed  sha256 {wanted} (headers.json)\n"
-            f"  fix     1) give pip an index that serves the released torch"
+            f"{name} is not the file that precast was written against",
+            found=f"sha256 {found}",
+            needed=f"sha256 {wanted} (headers.json)",
+            fix="give pip an index that serves the released torch",
         )
     return data
 
@@ -245,9 +247,11 @@ def write(dest: Path, files: Mapping[str, bytes]) -> None:
 
 def _unavailable(pins: Pins, found: str) -> KernelError:
     return KernelError(
-        f"the headers of the stable ABI of torch are missing; releases and sdists have them\n"
-        f"  found   {found}\n"
-        f"  needed  the {len(pins.headers)} headers of torch {pins.torch} that headers.json names\n"
-        f"  fix     1) run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)\n"
-        f"          2) pip install torch=={pins.torch}: an installed torch serves as well"
+        "the headers of the stable ABI of torch are missing; releases and sdists have them",
+        found=found,
+        needed=f"the {len(pins.headers)} headers of torch {pins.torch} that headers.json names",
+        fix=[
+            f"run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)",
+            f"pip install torch=={pins.torch}: an installed torch serves as well",
+        ],
     )

@@ -191,10 +191,10 @@ def _plan(
 def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
     if compiler.kind != "g++":
         raise KernelUnavailable(
-            f"no adapter to {abi} can be built by {compiler.kind}\n"
-            f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
-            f"  needed  g++\n"
-            f"  fix     1) {installer.compiler_command()} && export CXX=g++"
+            f"no adapter to {abi} can be built by {compiler.kind}",
+            found=f"{compiler.path}, whose OpenMP calls torch's runtime does not answer",
+            needed="g++",
+            fix=f"{installer.compiler_command()} && export CXX=g++",
         )
 
 
@@ -328,7 +328,7 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
     except elf.ElfError as error:
         raise BuildFailed(f"the linker wrote no usable library: {error}") from error
     if info.machine != machine:
-        raise BuildFailed(f"the compiler made a library for {info.machine}\n  needed  one for {machine}")
+        raise BuildFailed(f"the compiler made a library for {info.machine}", needed=f"one for {machine}")
     exports = _ADAPTER_EXPORTS if torch else _LIBRARY_EXPORTS
     wrong = {
         "NEEDED without": [soname for soname in torch if soname not in info.needed],
@@ -339,10 +339,12 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
     if any(wrong.values()):
         found = "; ".join(f"{what} {', '.join(names)}" for what, names in wrong.items() if names)
         raise BuildFailed(
-            f"the {'adapter' if torch else 'host library'} came out wrong\n"
-            f"  found   {found}\n"
-            f"  needed  {' and '.join([*torch, 'the C and C++ runtime'])} in NEEDED, precast_* as the only exports, "
-            f"with {', '.join(sorted(exports))}"
+            f"the {'adapter' if torch else 'host library'} came out wrong",
+            found=found,
+            needed=(
+                f"{' and '.join([*torch, 'the C and C++ runtime'])} in NEEDED, precast_* as the only exports, with "
+                f"{', '.join(sorted(exports))}"
+            ),
         )
     return info
 
@@ -359,10 +361,10 @@ def edge(
     )
     if broken is not None:
         raise KernelError(
-            f"ninja cannot build what has a line break in its name\n"
-            f"  found   {broken!r}\n"
-            f"  needed  names without one\n"
-            f"  fix     1) {trust.another(Path(broken))}"
+            "ninja cannot build what has a line break in its name",
+            found=f"{broken!r}",
+            needed="names without one",
+            fix=trust.another(Path(broken)),
         )
     named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]
     escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])

@@ -40,10 +40,10 @@ def targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
     unknown = [target for target in wanted if not _can_compile(target, found)]
     if unknown:
         raise KernelError(
-            f"device code for {', '.join(map(str, unknown))} cannot be built\n"
-            f"  found   NVRTC {found.version} ({found.path}), which knows {_names(found)}\n"
-            f"  needed  targets it knows, from compute capability {MINIMUM_CAPABILITY} on\n"
-            f"  fix     1) PRECAST_CUDA_ARCH_LIST=... without them"
+            f"device code for {', '.join(map(str, unknown))} cannot be built",
+            found=f"NVRTC {found.version} ({found.path}), which knows {_names(found)}",
+            needed=f"targets it knows, from compute capability {MINIMUM_CAPABILITY} on",
+            fix="PRECAST_CUDA_ARCH_LIST=... without them",
         )
     return found, wanted
 

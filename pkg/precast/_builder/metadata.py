@@ -33,10 +33,10 @@ def require_addresses(root: Path) -> None:
     missing = [f'{name} = ""' for name, address in _addresses(root).items() if not address]
     if missing:
         raise MatrixError(
-            f"a release needs addresses that are not set\n"
-            f"  found   {', '.join(missing)} in [tool.precast] of pyproject.toml\n"
-            f"  needed  https://host/owner/name, and where a vulnerability is reported privately\n"
-            f"  fix     1) write them into pyproject.toml, and commit"
+            "a release needs addresses that are not set",
+            found=f"{', '.join(missing)} in [tool.precast] of pyproject.toml",
+            needed="https://host/owner/name, and where a vulnerability is reported privately",
+            fix="write them into pyproject.toml, and commit",
         )
 
 

@@ -180,6 +180,4 @@ def _name(file: Binary) -> str:
 
 
 def _refused(path: Path, found: str, wanted: str, again: str) -> PartRefused:
-    return PartRefused(
-        f"{path} does not belong into this wheel\n  found   {found}\n  needed  {wanted}\n  fix     1) {again}"
-    )
+    return PartRefused(f"{path} does not belong into this wheel", found=found, needed=wanted, fix=again)

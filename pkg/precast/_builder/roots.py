@@ -53,10 +53,10 @@ def _named(variable: str, name: str) -> Path:
         return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111 - expanduser of pathlib raises RuntimeError
     except FileNotFoundError as error:  # the current directory is gone
         raise KernelError(
-            f"{variable}={name} names no folder\n"
-            f"  found   {error}\n"
-            f"  needed  a folder from / on\n"
-            f"  fix     1) {trust.another(Path(name), variable)}"
+            f"{variable}={name} names no folder",
+            found=str(error),
+            needed="a folder from / on",
+            fix=trust.another(Path(name), variable),
         ) from error
 
 

@@ -43,10 +43,10 @@ def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
             return candidate
     places = ", ".join(str(path) for path in looked_at)
     raise KernelError(
-        f"the kernel sources are missing, so nothing can be built\n"
-        f"  found   no {MARKER} in {places}\n"
-        f"  needed  the csrc folder of this precast\n"
-        f"  fix     1) {_restore()}"
+        "the kernel sources are missing, so nothing can be built",
+        found=f"no {MARKER} in {places}",
+        needed="the csrc folder of this precast",
+        fix=_restore(),
     )
 
 
@@ -128,7 +128,7 @@ def _read(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise KernelError(
-            f"the kernel source {name} cannot be read\n  found   {error}\n  needed  {path}\n  fix     1) {_restore()}"
+            f"the kernel source {name} cannot be read", found=str(error), needed=str(path), fix=_restore()
         ) from error
 
 

@@ -29,10 +29,10 @@ def private_folder(path: Path) -> Path:
         pass
     except OSError as error:
         raise KernelError(
-            f"there is not a folder to build in\n"
-            f"  found   {path}: {error.strerror or error}\n"
-            f"  needed  a home, or a temp folder that can be written\n"
-            f"  fix     1) {another(path)}"
+            "there is not a folder to build in",
+            found=f"{path}: {error.strerror or error}",
+            needed="a home, or a temp folder that can be written",
+            fix=another(path),
         ) from error
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
@@ -121,10 +121,10 @@ def _unsafe(path: Path, found: str) -> KernelError:
     if found.startswith(f"{path}: others can write it"):
         fixes.insert(0, f"chmod go-w {shlex.quote(str(path))}")
     return KernelError(
-        f"{path} is not safe to load libraries from\n"
-        f"  found   {found}\n"
-        f"  needed  a folder of user {os.getuid()} that nobody else can write or exchange\n"
-        "  fix     1) " + "\n          2) ".join(fixes)
+        f"{path} is not safe to load libraries from",
+        found=found,
+        needed=f"a folder of user {os.getuid()} that nobody else can write or exchange",
+        fix=fixes,
     )
 
 

@@ -100,13 +100,13 @@ def read(path: Path) -> Contents:
         match = NAME.fullmatch(path.name) if path.is_file() else None
         if path.suffix == ".whl":
             if match is None:
-                raise KernelError(f"{path.name} is not the name of a wheel\n  needed  name-version-python-abi-platform")
+                raise KernelError(f"{path.name} is not the name of a wheel", needed="name-version-python-abi-platform")
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="precast-xray-")))
             try:
                 with archives.open_zip(path) as archive:
                     archive.extract_all(root)
             except archives.BadArchive as error:
-                raise KernelError(f"{path} cannot be read as a wheel\n  found   {error}") from error
+                raise KernelError(f"{path} cannot be read as a wheel", found=str(error)) from error
         else:
             root = path
         return _contents(path, root, match)
@@ -114,7 +114,7 @@ def read(path: Path) -> Contents:
 
 def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:
     if not root.exists():
-        raise KernelError(f"there is no {root}\n  needed  a wheel, a folder or a shared library")
+        raise KernelError(f"there is no {root}", needed="a wheel, a folder or a shared library")
     files = {root.name: root} if root.is_file() else dict(_files(root))
     tag = (match["python"], match["abi"], match["platform"]) if match else None
     libraries, unread = [], []
@@ -128,7 +128,7 @@ def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:
             except elf.ElfError as error:
                 unread.append((where, str(error)))
     if not libraries and not unread:
-        raise KernelError(f"{path.name} has no shared library\n  found   {len(files)} files, all of them without code")
+        raise KernelError(f"{path.name} has no shared library", found=f"{len(files)} files, all of them without code")
     images = {image.target for info in manifests.values() for image in info.device}
     version = match["version"] if match else ""
     metadata = b"".join(f.read_bytes() for where, f in files.items() if where.endswith(".dist-info/METADATA"))
@@ -199,7 +199,7 @@ def _manifest(where: str, file: Path) -> BuildInfo:
     try:
         return BuildInfo.from_json(file.read_text(encoding="utf-8"))
     except (ManifestError, UnicodeDecodeError) as error:
-        raise KernelError(f"the manifest {where} cannot be read\n  found   {error}") from error
+        raise KernelError(f"the manifest {where} cannot be read", found=str(error)) from error
 
 
 def _python(named: re.Match[str] | None, needs: bool, tag: tuple[str, str, str] | None) -> str:

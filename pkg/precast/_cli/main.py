@@ -11,7 +11,7 @@ from typing import Any
 from precast._cli import output, status
 from precast._cli.parser import make_parser
 from precast._load import probe
-from precast.errors import KernelError
+from precast.errors import KernelError, block
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         Path.cwd()
     except FileNotFoundError:  # torch's MKL would end the process
-        return _say("the current directory was deleted\n  fix     1) cd to another one", status.FAILED)
+        return _say(block("the current directory was deleted", fix="cd to another one"), status.FAILED)
     try:
         parser = make_parser()
         _answer_shell(parser)

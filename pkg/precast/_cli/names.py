@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from precast._builder import public
 from precast._builder.catalogue import FAMILIES, FOLDERS, Family
 from precast._load import loader
-from precast.errors import KernelUnavailable
+from precast.errors import KernelUnavailable, block
 
 if TYPE_CHECKING:
     from precast.kernel_loader import KernelLoader
@@ -77,7 +77,7 @@ def _unknown(verb: str, text: str) -> str:
     lower = {name.lower(): name for name in known()}
     close = difflib.get_close_matches(_short(text).lower(), lower, n=1)
     fix = f"precast {verb} {lower[close[0]]}" if close else "precast list"
-    return f"there is no kernel {text!r}\n  needed  a name that precast list shows\n  fix     1) {fix}"
+    return block(f"there is no kernel {text!r}", needed="a name that precast list shows", fix=fix)
 
 
 def _named(name: str) -> tuple[Family, ...]:

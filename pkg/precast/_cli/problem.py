@@ -9,6 +9,7 @@ from typing import Any
 
 from precast._abi.decision import Reason
 from precast._cli import output, status
+from precast.errors import block
 
 Json = dict[str, Any]
 
@@ -49,15 +50,13 @@ def _damaged(facts: Json) -> Iterator[Problem]:
     paths = facts["build"]["device_paths"]
     for name, rejection in found.items():
         what = "missing" if rejection["found"] == "missing" else "corrupted"
-        yield Problem(
-            (
-                f"{name} is {what}, so it is not used",
-                f"  file    {folder}/{paths.get(name, name)}",
-                f"  found   {rejection['found']}",
-                f"  needed  {rejection['wanted']}",
-                f"  fix     1) {rejection['remedy'] or _AGAIN}",
-            )
+        text = block(
+            f"{name} is {what}, so it is not used\n  file    {folder}/{paths.get(name, name)}",
+            found=rejection["found"],
+            needed=rejection["wanted"],
+            fix=rejection["remedy"] or _AGAIN,
         )
+        yield Problem(tuple(text.splitlines()))
 
 
 def _refused(facts: Json) -> Iterator[Problem]:
@@ -82,11 +81,10 @@ def _reason(kernel: Json) -> tuple[object, ...]:
 def _wrong(facts: Json) -> Iterator[Problem]:
     for check in facts["deep"] or ():
         if not check["ok"]:
-            yield Problem(
-                (
-                    f"{check['op']} on {check['device']} does not compute what plain torch computes",
-                    f"  found   {check['wrong']}",
-                    "  needed  the result of plain torch in float64",
-                    "  fix     1) report this, with the output of: precast report",
-                )
+            text = block(
+                f"{check['op']} on {check['device']} does not compute what plain torch computes",
+                found=check["wrong"],
+                needed="the result of plain torch in float64",
+                fix="report this, with the output of: precast report",
             )
+            yield Problem(tuple(text.splitlines()))

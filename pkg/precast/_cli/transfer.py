@@ -37,10 +37,10 @@ def run_export(options: argparse.Namespace) -> int:
     whole = [entry for entry in entries if entry.problem is None]
     if not whole:
         raise KernelUnavailable(
-            f"there is nothing to export\n"
-            f"  found   no whole entry{' of ' + ', '.join(wanted) if wanted else ''} in {root}\n"
-            f"  needed  builds, by their first use or by precast warm\n"
-            f"  fix     1) precast warm {' '.join(wanted)}".rstrip()
+            "there is nothing to export",
+            found=f"no whole entry{' of ' + ', '.join(wanted) if wanted else ''} in {root}",
+            needed="builds, by their first use or by precast warm",
+            fix=" ".join(["precast warm", *wanted]),
         )
     items = cache_archive.export_cache(whole, options.archive)
     total = output.size(sum(item.bytes for item in items))

@@ -39,8 +39,10 @@ def run(options: argparse.Namespace) -> int:
     settings = probe.read_settings()
     if settings.jit in (JitMode.AOT, JitMode.NONE):
         raise JitDisabled(
-            f"nothing can be built ahead of its use\n  found   PRECAST_JIT={settings.jit.value}\n"
-            f"  needed  auto or jit\n  fix     1) PRECAST_JIT=auto precast warm"
+            "nothing can be built ahead of its use",
+            found=f"PRECAST_JIT={settings.jit.value}",
+            needed="auto or jit",
+            fix="PRECAST_JIT=auto precast warm",
         )
     if options.jobs:
         settings = replace(settings, max_jobs=options.jobs)
@@ -96,26 +98,25 @@ def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ..
     strange = [target for target in targets if target.capability not in known or target.capability < _GPUS[0]]
     if strange:
         raise KernelUnavailable(
-            f"there is no GPU target {' '.join(map(str, strange))} to build for\n"
-            f"  found   --arch {' '.join(map(str, targets))}\n"
-            f"  needed  a GPU of compute capability {' '.join(map(str, _GPUS))}\n"
-            f"  fix     1) precast warm --arch {min(_GPUS, key=lambda gpu: _distance(gpu, strange[0]))}"
+            f"there is no GPU target {' '.join(map(str, strange))} to build for",
+            found=f"--arch {' '.join(map(str, targets))}",
+            needed=f"a GPU of compute capability {' '.join(map(str, _GPUS))}",
+            fix=f"precast warm --arch {min(_GPUS, key=lambda gpu: _distance(gpu, strange[0]))}",
         )
     if found is None:
-        looked_at = "\n          ".join(line for line in builders.looked_at if line.startswith("nvrtc")) or "none"
         raise KernelUnavailable(
-            f"device code for {' '.join(map(str, targets))} cannot be built\n"
-            f"  found   {looked_at}\n"
-            f"  needed  an NVRTC\n"
-            f"  fix     1) {remedy.install_nvrtc(examination.host)}"
+            f"device code for {' '.join(map(str, targets))} cannot be built",
+            found=[line for line in builders.looked_at if line.startswith("nvrtc")] or "none",
+            needed="an NVRTC",
+            fix=remedy.install_nvrtc(examination.host),
         )
     unknown = [target for target in targets if target.capability not in found.targets]
     if unknown:
         raise KernelUnavailable(
-            f"device code for {' '.join(map(str, unknown))} cannot be built\n"
-            f"  found   NVRTC {found.version} ({found.path}), which knows {' '.join(map(str, found.targets))}\n"
-            f"  needed  an NVRTC that knows them; the GPUs' machine must have the same one to find these builds\n"
-            f"  fix     1) name other targets with --arch"
+            f"device code for {' '.join(map(str, unknown))} cannot be built",
+            found=f"NVRTC {found.version} ({found.path}), which knows {' '.join(map(str, found.targets))}",
+            needed="an NVRTC that knows them; the GPUs' machine must have the same one to find these builds",
+            fix="name other targets with --arch",
         )
     return builders
 

@@ -133,6 +133,8 @@ def numbers(usage: Usage) -> list[int]:
 
 def _damaged(where: str, what: str) -> KernelIncompatible:
     return KernelIncompatible(
-        f"the device code of an extension cannot be used\n  found   {where}: {what}\n"
-        f"  needed  what a build has made\n  fix     1) precast cache --clear"
+        "the device code of an extension cannot be used",
+        found=f"{where}: {what}",
+        needed="what a build has made",
+        fix="precast cache --clear",
     )

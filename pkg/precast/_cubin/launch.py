@@ -94,9 +94,9 @@ class Kernel:
     def _image(self, device: int) -> images.Image:
         if device not in self._images:
             raise KernelUnavailable(
-                f"{self._owner}.{self.__name__} was not loaded for cuda:{device}\n"
-                f"  found   code for {', '.join(f'cuda:{index}' for index in self._images) or 'no GPU'}\n"
-                f"  needed  a GPU that was visible when the extension was loaded"
+                f"{self._owner}.{self.__name__} was not loaded for cuda:{device}",
+                found=f"code for {', '.join(f'cuda:{index}' for index in self._images) or 'no GPU'}",
+                needed="a GPU that was visible when the extension was loaded",
             )
         return self._images[device]
 

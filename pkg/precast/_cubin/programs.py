@@ -50,10 +50,10 @@ def build(
     if unknown:
         known = " ".join(map(str, compiler.targets))
         raise KernelUnavailable(
-            f"{programs.name} cannot be built for {', '.join(unknown)}\n"
-            f"  found   NVRTC {compiler.version} ({compiler.path}), which knows {known}\n"
-            f"  needed  an NVRTC that knows these\n"
-            f"  fix     1) pip install -U nvidia-cuda-nvrtc"
+            f"{programs.name} cannot be built for {', '.join(unknown)}",
+            found=f"NVRTC {compiler.version} ({compiler.path}), which knows {known}",
+            needed="an NVRTC that knows these",
+            fix="pip install -U nvidia-cuda-nvrtc",
         )
     work = [(source, target) for target in targets for source in programs.sources]
     wanted = " ".join(map(str, targets))
@@ -128,8 +128,8 @@ def _compile(
     entries = images.read_entries(done.ptx.decode("utf-8", "replace"), done.log, done.symbols)
     if not entries:
         raise BuildFailed(
-            f"{programs.name} for {target}: there is no entry point in {path.name}\n"
-            f'  needed  an extern "C" __global__ function, or an instance of a template, named by instances()'
+            f"{programs.name} for {target}: there is no entry point in {path.name}",
+            needed='an extern "C" __global__ function, or an instance of a template, named by instances()',
         )
     image = images.Image(path.stem, target, CudaVersion.parse(compiler.version), entries, done.image)
     (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
@@ -153,7 +153,7 @@ def _assert_sources(programs: Programs) -> None:
     strange = sorted(set(programs.instances) - set(names))
     if strange or len(set(names)) != len(names):
         raise KernelUnavailable(
-            f"{programs.name} cannot be built: its sources or instances are not valid\n"
-            f"  found   sources {', '.join(names)}; instances of {', '.join(strange) or 'these'}\n"
-            f"  needed  different file names, and instances of existing sources"
+            f"{programs.name} cannot be built: its sources or instances are not valid",
+            found=f"sources {', '.join(names)}; instances of {', '.join(strange) or 'these'}",
+            needed="different file names, and instances of existing sources",
         )

@@ -212,10 +212,10 @@ def _define(made: Any, family: catalogue.Family) -> None:
 
 def _occupied(what: str) -> KernelIncompatible:
     return KernelIncompatible(
-        f"the operator namespace {NAMESPACE!r} is taken in this process\n"
-        f"  found   another library, or another copy of precast: {what}\n"
-        f"  needed  the namespace for this copy alone ({__file__})\n"
-        f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
+        f"the operator namespace {NAMESPACE!r} is taken in this process",
+        found=f"another library, or another copy of precast: {what}",
+        needed=f"the namespace for this copy alone ({__file__})",
+        fix=f"keep one copy: python -m pip list | grep -i {NAMESPACE}",
     )
 
 
@@ -233,10 +233,10 @@ def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., 
             device, keyset = "cpu", torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
         if getattr(_running, "op", None) is op:
             raise KernelUnavailable(
-                f"{op}: the {device} kernels of {family.name} were loaded, and none of them serves this call\n"
-                f"  found   dispatch keys {keyset}\n"
-                f"  needed  a device of {', '.join(family.devices)}, and plain tensors\n"
-                f"  fix     1) python -m precast doctor"
+                f"{op}: the {device} kernels of {family.name} were loaded, and none of them serves this call",
+                found=f"dispatch keys {keyset}",
+                needed=f"a device of {', '.join(family.devices)}, and plain tensors",
+                fix="python -m precast doctor",
             )
         loader.ensure(family.name, device)
         outer, _running.op = getattr(_running, "op", None), op

@@ -74,10 +74,10 @@ def load_library(package: str, name: str) -> Path:
     fitting = _fitting(_wheel_of(package), name)
     if fitting.is_module:
         raise KernelError(
-            f"{package}.{name} is a module for Python\n"
-            f"  found   {fitting.path.name}, with PyInit_{name}\n"
-            f"  needed  a library that only registers ops\n"
-            f"  fix     1) import {package}.{name}"
+            f"{package}.{name} is a module for Python",
+            found=f"{fitting.path.name}, with PyInit_{name}",
+            needed="a library that only registers ops",
+            fix=f"import {package}.{name}",
         )
     _open(fitting, f"{package}.{name}")
     return fitting.path
@@ -95,7 +95,7 @@ def library_at(folder: Path, name: str) -> Path:
     """
     info = proved.manifest(folder)
     if info is None:
-        raise KernelError(f"there is no {prebuilt.MANIFEST} in {folder}\n  needed  the files that precast.build wrote")
+        raise KernelError(f"there is no {prebuilt.MANIFEST} in {folder}", needed="the files that precast.build wrote")
     fitting = _fitting(_Wheel(_package_of(folder), folder, info), name)
     _open_links(fitting, name)
     return fitting.path
@@ -135,8 +135,9 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                 bad[pick.chosen.name] = str(error)
             except prebuilt.NoLzma as error:
                 raise PrebuiltRefused(
-                    f"{package}.{name} cannot be unpacked\n  found   a Python without lzma: {error}\n"
-                    f"  needed  one that was compiled with liblzma"
+                    f"{package}.{name} cannot be unpacked",
+                    found=f"a Python without lzma: {error}",
+                    needed="one that was compiled with liblzma",
                 ) from error
     if not found:
         raise _refused(f"{package}.{name} has device code for no GPU here", wheel, host, refused)
@@ -184,7 +185,7 @@ def _wheel_of(package: str) -> _Wheel:
     """The manifest of an importable package, from whichever of its path entries has one."""
     spec = importlib.util.find_spec(package) if package else None
     if spec is None:
-        raise KernelError(f"there is no package {package!r}\n  needed  an installed one that precast.build has built")
+        raise KernelError(f"there is no package {package!r}", needed="an installed one that precast.build has built")
     folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
     for folder in folders:
         try:
@@ -194,10 +195,10 @@ def _wheel_of(package: str) -> _Wheel:
         if info is not None:
             return _Wheel(package, folder, info)
     raise PrebuiltRefused(
-        f"{package} has nothing prebuilt\n"
-        f"  found   no {prebuilt.MANIFEST} in {', '.join(map(str, folders))}\n"
-        f"  needed  a wheel of it, or its setup.py with cmdclass={{'build_ext': precast.build.BuildExtension}}\n"
-        f"  fix     1) {_again(package)}"
+        f"{package} has nothing prebuilt",
+        found=f"no {prebuilt.MANIFEST} in {', '.join(map(str, folders))}",
+        needed="a wheel of it, or its setup.py with cmdclass={'build_ext': precast.build.BuildExtension}",
+        fix=_again(package),
     )
 
 
@@ -210,10 +211,10 @@ def _bad_manifest(package: str, path: Path, why: BaseException | None) -> Prebui
         needed = f"precast{why.readers or ' of a later version'}, as {package} was built with that"
         fix = f"{installer.install_command()} -U 'precast{why.readers}'"
     return PrebuiltRefused(
-        f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded\n"
-        f"  found   {path}: {why}\n"
-        f"  needed  {needed}\n"
-        f"  fix     1) {fix or _again(package)}"
+        f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded",
+        found=f"{path}: {why}",
+        needed=needed,
+        fix=fix or _again(package),
     )
 
 
@@ -303,12 +304,10 @@ def _cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
 
     reason = unopened.why(path, str(error))
     if reason is not None:
-        fix = f"\n  fix     1) {reason.remedy}" if reason.remedy else ""
-        return PrebuiltRefused(
-            f"{what} cannot be opened now\n  found   {path}: {reason.found}\n  needed  {reason.wanted}{fix}"
-        )
+        found = f"{path}: {reason.found}"
+        return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.wanted, fix=reason.remedy)
     return PrebuiltRefused(
-        f"{what} cannot be opened, though it is what its manifest says and all of that fits\n"
-        f"  found   {path}: {error}\n"
-        f"  needed  a library that its author has tried: python -m precast.build --audit WHEEL"
+        f"{what} cannot be opened, though it is what its manifest says and all of that fits",
+        found=f"{path}: {error}",
+        needed="a library that its author has tried: python -m precast.build --audit WHEEL",
     )

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from precast.errors import block
+
 # What an editable install adds to a guard, and to the module of device code.
 LINE = "\n__import__('precast.build').build.editable(__name__, __file__, {root!r}, {sources!r})\n"
 
@@ -18,5 +20,5 @@ def editable(module: str, file: str, root: str, sources: Sequence[str]) -> None:
             from precast._builder import installer
 
             command = f"{installer.install_command()} --no-build-isolation --no-deps --editable {root}"
-            warnings.warn(f"{module} is older than {source}\n  fix     1) {command}", stacklevel=2)
+            warnings.warn(block(f"{module} is older than {source}", fix=command), stacklevel=2)
             return

@@ -56,10 +56,10 @@ def formulas_of(family: Family) -> Formulas:
     """The formulas given for a family. Raises KernelUnavailable if its ops have not been defined."""
     if family.name not in _given:
         raise KernelUnavailable(
-            f"the kernels of {family.name} cannot be registered before its ops are defined\n"
-            f"  found   kernels without the checks and gradients that belong above them\n"
-            f"  needed  the import of precast.ops before the loader is asked\n"
-            f'  fix     1) python -c "import precast; precast.load({family.name!r})", which does both'
+            f"the kernels of {family.name} cannot be registered before its ops are defined",
+            found="kernels without the checks and gradients that belong above them",
+            needed="the import of precast.ops before the loader is asked",
+            fix=f'python -c "import precast; precast.load({family.name!r})", which does both',
         )
     return _given[family.name]
 
@@ -72,8 +72,8 @@ def refuse_foreign_kernels(ops: Iterable[str], key: str) -> None:
         name = f"{NAMESPACE}::{op}"
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
             raise KernelIncompatible(
-                f"{name} already has a {key} kernel that this copy of precast did not register\n"
-                f"  found   a kernel from another library or another copy of precast\n"
-                f"  needed  the namespace {NAMESPACE!r} for this copy alone ({__file__})\n"
-                f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
+                f"{name} already has a {key} kernel that this copy of precast did not register",
+                found="a kernel from another library or another copy of precast",
+                needed=f"the namespace {NAMESPACE!r} for this copy alone ({__file__})",
+                fix=f"keep one copy: python -m pip list | grep -i {NAMESPACE}",
             )

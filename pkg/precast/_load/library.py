@@ -176,10 +176,10 @@ def adapter_table(path: Path) -> int:
 def wrong_level(name: str, why: str) -> KernelUnavailable:
     """The exception for a PRECAST_CPU_LEVEL that this machine or this library does not have."""
     return KernelUnavailable(
-        f"PRECAST_CPU_LEVEL={name} is not available here\n"
-        f"  found   {why}\n"
-        f"  needed  a level of this machine, or none to be given the best\n"
-        f"  fix     1) unset PRECAST_CPU_LEVEL"
+        f"PRECAST_CPU_LEVEL={name} is not available here",
+        found=why,
+        needed="a level of this machine, or none to be given the best",
+        fix="unset PRECAST_CPU_LEVEL",
     )
 
 

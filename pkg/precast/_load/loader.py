@@ -109,10 +109,10 @@ def _replaced(error: ImportError) -> Exception:
     if not (error.name or "").startswith("precast."):
         return error
     return KernelUnavailable(
-        f"precast was removed or replaced while this process ran\n"
-        f"  found   {error}\n"
-        f"  needed  the files that this process began with; what it has loaded still works\n"
-        f"  fix     1) install precast again, and restart this process"
+        "precast was removed or replaced while this process ran",
+        found=str(error),
+        needed="the files that this process began with; what it has loaded still works",
+        fix="install precast again, and restart this process",
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from precast.errors import block
+
 _LIKE = 0.7  # ratio of difflib: 0.86 for "wav" and "wave", 0.53 for "scale" and "scale_backward"
 
 
@@ -18,9 +20,9 @@ def near_miss(name: str, defined: Iterable[str]) -> str | None:
 def refusal(op: str, meant: str, place: str, library: str) -> str:
     """The text of the error; ``place`` is the source line of the registration."""
     namespace, _, name = op.rpartition("::")
-    return (
-        f"there is no op {op}, but {library} implements it\n"
-        f'  found   m.impl("{name}", ...) at {place}; {namespace}::{meant} is defined\n'
-        f"  needed  the name of a schema that is defined before the library is loaded\n"
-        f'  fix     1) write m.impl("{meant}", ...), or define a schema for {name}'
+    return block(
+        f"there is no op {op}, but {library} implements it",
+        found=f'm.impl("{name}", ...) at {place}; {namespace}::{meant} is defined',
+        needed="the name of a schema that is defined before the library is loaded",
+        fix=f'write m.impl("{meant}", ...), or define a schema for {name}',
     )

@@ -147,11 +147,10 @@ def _ptx_target(content: bytes) -> str:
 def _bad_manifest(path: Path, what: str) -> KernelIncompatible:
     from precast._builder import installer
 
-    again = installer.restore_command()
-    fixes = [*([again] if again else []), "export PRECAST_JIT=jit  # builds here, and ignores what is prebuilt"]
+    jit = "export PRECAST_JIT=jit  # builds here, and ignores what is prebuilt"
     return KernelIncompatible(
-        f"the list of prebuilt files cannot be read, so none of them is loaded\n"
-        f"  found   {path}: {what}\n"
-        f"  needed  the {MANIFEST} that the build wrote\n"
-        f"  fix     1) " + "\n          2) ".join(fixes)
+        "the list of prebuilt files cannot be read, so none of them is loaded",
+        found=f"{path}: {what}",
+        needed=f"the {MANIFEST} that the build wrote",
+        fix=[*filter(None, [installer.restore_command()]), jit],
     )

@@ -33,7 +33,7 @@ from precast._builder.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
 from precast._version import __version__
-from precast.errors import KernelError, KernelUnavailable
+from precast.errors import KernelError, KernelUnavailable, block
 
 Json = dict[str, Any]
 
@@ -236,11 +236,11 @@ def _describe_build(examination: Examination, family: Family, choice: Choice) ->
     why = None if complete else _why_not_written(root)
     if why is None:
         return {"verdict": "jit", "cached": complete}
-    message = (
-        f"{family.name}: the build cache cannot be written\n"
-        f"  found   {root}: {why}\n"
-        f"  needed  a folder this user can write, with space left\n"
-        f"  fix     1) {trust.another(root)}"
+    message = block(
+        f"{family.name}: the build cache cannot be written",
+        found=f"{root}: {why}",
+        needed="a folder this user can write, with space left",
+        fix=trust.another(root),
     )
     return {**refused, "error": message}
 

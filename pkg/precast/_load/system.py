@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from precast.errors import KernelUnavailable
+from precast.errors import KernelUnavailable, block
 
-_NO_SUBINTERPRETER = (
-    "precast works in the main interpreter only\n"
-    "  found   a subinterpreter\n"
-    "  needed  the main interpreter, as torch has one dispatcher for the whole process; nothing was loaded\n"
-    "  fix     1) use threads or processes (multiprocessing) instead of subinterpreters"
+_NO_SUBINTERPRETER = block(
+    "precast works in the main interpreter only",
+    found="a subinterpreter",
+    needed="the main interpreter, as torch has one dispatcher for the whole process; nothing was loaded",
+    fix="use threads or processes (multiprocessing) instead of subinterpreters",
 )
 
 

@@ -51,11 +51,11 @@ def why(path: Path, said: str) -> Unopened | None:
 
 def passing(path: Path, reason: Unopened) -> KernelUnavailable:
     """The error for a reason that may be gone at the next call, so that nothing else is used or built instead."""
-    fix = f"\n  fix     1) {reason.remedy}" if reason.remedy else ""
     return KernelUnavailable(
-        f"{path.name} cannot be opened now; the next call tries again\n"
-        f"  found   {path}: {reason.found}\n"
-        f"  needed  {reason.wanted}{fix}"
+        f"{path.name} cannot be opened now; the next call tries again",
+        found=f"{path}: {reason.found}",
+        needed=reason.wanted,
+        fix=reason.remedy,
     )
 
 
@@ -70,10 +70,10 @@ def of_cache(path: Path, reason: Unopened) -> KernelUnavailable:
     from precast._builder import trust  # imported for errors alone
 
     return KernelUnavailable(
-        f"libraries in the build cache cannot be loaded here\n"
-        f"  found   {path}: {reason.found}\n"
-        f"  needed  {reason.wanted} for the build cache\n"
-        f"  fix     1) {trust.another(path)}"
+        "libraries in the build cache cannot be loaded here",
+        found=f"{path}: {reason.found}",
+        needed=f"{reason.wanted} for the build cache",
+        fix=trust.another(path),
     )
 
 

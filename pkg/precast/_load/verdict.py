@@ -51,10 +51,10 @@ def assert_not_pure() -> None:
     if info is not None and info.mode is not BuildMode.PURE:
         return
     raise KernelUnavailable(
-        "this installation has nothing prebuilt\n"
-        f"  found   {FROM_SOURCE}\n"
-        "  needed  a wheel with a label, or a build with CUDA_EXT=1\n"
-        f"  fix     1) {prebuilt_fix(info) or 'import it from precast.kernel_loader, which builds what is missing'}"
+        "this installation has nothing prebuilt",
+        found=FROM_SOURCE,
+        needed="a wheel with a label, or a build with CUDA_EXT=1",
+        fix=prebuilt_fix(info) or "import it from precast.kernel_loader, which builds what is missing",
     )
 
 
@@ -109,10 +109,10 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
 def wrong_device(family: Family, device: str) -> KernelUnavailable:
     """The exception for a device type that a family has no kernels for, on any machine."""
     return KernelUnavailable(
-        f"{family.name} has no {device} kernels\n"
-        f"  found   tensors on, or a request for, {device}\n"
-        f"  needed  one of {', '.join(family.devices)}\n"
-        f"  fix     1) move the tensors: tensor.to({family.devices[-1]!r})"
+        f"{family.name} has no {device} kernels",
+        found=f"tensors on, or a request for, {device}",
+        needed=f"one of {', '.join(family.devices)}",
+        fix=f"move the tensors: tensor.to({family.devices[-1]!r})",
     )
 
 
@@ -121,23 +121,22 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
     import difflib
 
     close = difflib.get_close_matches(name, names, n=1)
-    fix = f"\n  fix     1) precast.load({close[0]!r})" if close else ""
-    return KernelUnavailable(f"there is no function or class {asked!r}\n  needed  one of {', '.join(names)}{fix}")
+    fix = [f"precast.load({name!r})" for name in close]
+    return KernelUnavailable(f"there is no function or class {asked!r}", needed=f"one of {', '.join(names)}", fix=fix)
 
 
 def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:
     """The exception for an AOT build that lacks something; ``places`` says where it was looked for."""
-    found = "\n          ".join(places)
-    return KernelUnavailable(f"{what} cannot be built\n  found   {found}\n  needed  {wanted}\n  fix     1) {_DOCTOR}")
+    return KernelUnavailable(f"{what} cannot be built", found=places, needed=wanted, fix=_DOCTOR)
 
 
 def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailable:
     """The exception for an extension of another CPU architecture."""
     return KernelUnavailable(
-        f"{name} cannot be loaded here: it is for {wanted} machines\n"
-        f"  found   {found}\n"
-        f"  needed  {wanted}\n"
-        f"  fix     1) leave the choice to the loader: .load() without ext_name"
+        f"{name} cannot be loaded here: it is for {wanted} machines",
+        found=found,
+        needed=str(wanted),
+        fix="leave the choice to the loader: .load() without ext_name",
     )
 
 

@@ -133,7 +133,7 @@ def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]
     try:
         info = prebuilt.load_build_info(path.parent)
     except KernelError as error:
-        return None, [Violation("manifest", where, "one that can be read", str(error).splitlines()[1].strip())]
+        return None, [Violation("manifest", where, "one that can be read", f"found   {error.found}")]
     if info is None:
         raise AssertionError(f"{path} was there")
     return info, list(_files(path.parent, where, info))

@@ -199,7 +199,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         except (CCompilerError, RuntimeError) as error:  # torch's command raises the second for ninja
             names = ", ".join(extension.name for extension in self.extensions)
             cause = failure.first_error("".join(said) or str(error))
-            raise KernelError(f"{names} cannot be compiled\n  found   {cause}; all messages are above") from error
+            raise KernelError(f"{names} cannot be compiled", found=f"{cause}; all messages are above") from error
 
     def _guard(self, every: Iterable[Extension]) -> None:
         """Put everything behind guards, as ``python -m precast.build guard`` does with a finished wheel."""
@@ -252,9 +252,9 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         asked = self._settings.label
         if asked is not None and asked != label:
             raise KernelError(
-                f"PRECAST_LABEL={asked} is not what is built here\n"
-                f"  found   code for {label.text or 'every torch, which has no label'}\n"
-                f"  needed  a torch of {asked}, or no PRECAST_LABEL"
+                f"PRECAST_LABEL={asked} is not what is built here",
+                found=f"code for {label.text or 'every torch, which has no label'}",
+                needed=f"a torch of {asked}, or no PRECAST_LABEL",
             )
         return label
 
@@ -271,8 +271,9 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
                 if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
                     raise KernelError(
-                        f"{extension.name} has two meanings\n  found   {path}, and an extension of that name\n"
-                        f"  needed  one of them under another name: the extension is imported by way of a guard"
+                        f"{extension.name} has two meanings",
+                        found=f"{path}, and an extension of that name",
+                        needed="one of them under another name: the extension is imported by way of a guard",
                     )
 
     def _python_files(self, packages: Iterable[str]) -> Iterator[Path]:

@@ -105,17 +105,18 @@ def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tu
     found, looked_at = nvrtc.find_nvrtc(Path(place) / "lib" if place else None, settings.cuda_home, None)
     if found is None:
         raise KernelError(
-            f"{extension.name} cannot be built\n"
-            + "".join(f"  found   {line}\n" for line in looked_at)
-            + '  needed  NVRTC\n  fix     1) "nvidia-cuda-nvrtc==13.*" in build-system.requires of its pyproject.toml'
+            f"{extension.name} cannot be built",
+            found=looked_at,
+            needed="NVRTC",
+            fix='"nvidia-cuda-nvrtc==13.*" in build-system.requires of its pyproject.toml',
         )
     visible = () if extension.targets or settings.targets() else machine.visible_gpus()
     targets = extension.targets or settings.targets() or tuple(machine.target_for(c, found.targets) for c in visible)
     if not targets:
         raise KernelError(
-            f"{extension.name} has no GPU to be compiled for\n"
-            f"  found   no targets in setup.py, no PRECAST_CUDA_ARCH_LIST, no visible GPU\n"
-            f"  needed  one of them\n"
-            f'  fix     1) PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel .'
+            f"{extension.name} has no GPU to be compiled for",
+            found="no targets in setup.py, no PRECAST_CUDA_ARCH_LIST, no visible GPU",
+            needed="one of them",
+            fix='PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel .',
         )
     return found, tuple(dict.fromkeys(targets))

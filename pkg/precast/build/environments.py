@@ -140,10 +140,10 @@ def _compiler(cuda: CudaVersion, version: str) -> tuple[str, ...]:
     """The packages of nvcc and what it needs. KernelError before CUDA 13, of which the package index has no nvcc."""
     if cuda.major < 13:
         raise KernelError(
-            f"nothing can be compiled for CUDA {cuda}\n"
-            f"  found   no nvcc {cuda} on this machine; the package index has none before CUDA 13\n"
-            f"  needed  a CUDA {cuda} toolkit, and CUDA_HOME\n"
-            f"  fix     1) export CUDA_HOME=/usr/local/cuda-{cuda}"
+            f"nothing can be compiled for CUDA {cuda}",
+            found=f"no nvcc {cuda} on this machine; the package index has none before CUDA 13",
+            needed=f"a CUDA {cuda} toolkit, and CUDA_HOME",
+            fix=f"export CUDA_HOME=/usr/local/cuda-{cuda}",
         )
     exact = (f"nvidia-{part}=={version}" for part in ("cuda-nvcc", "cuda-crt", "nvvm"))
     return (*exact, f"nvidia-cuda-cccl=={cuda}.*")
@@ -193,7 +193,7 @@ def _refuse_other(job: Job, own: Path) -> None:
     version, cuda = json.loads(said.splitlines()[-1])  # after warnings, such as about numpy
     found = "cpu" if cuda is None else f"cu{cuda.replace('.', '')}"
     if job.label.cuda is not None and found != str(job.label):
-        raise KernelError(f"no torch {job.torch} for {job.label}\n  found   torch {version}, for {found}")
+        raise KernelError(f"no torch {job.torch} for {job.label}", found=f"torch {version}, for {found}")
 
 
 def variables(job: Job, made: Environment, requires: Path, work: Path, settings: Settings) -> dict[str, str]:

@@ -160,4 +160,4 @@ def _flat(extensions: Iterable[Any]) -> Iterable[Any]:
 
 
 def _bad(name: str, found: str, needed: str) -> KernelError:
-    return KernelError(f"{name} cannot be built into a wheel\n  found   {found}\n  needed  {needed}")
+    return KernelError(f"{name} cannot be built into a wheel", found=found, needed=needed)

@@ -31,9 +31,9 @@ def torch_abi(torch: TorchInfo) -> Exact:
         return Exact(torch.version.release, torch.cxx11)
     if not is_git_version(torch.version.git):
         raise KernelError(
-            f"a module for torch {torch.version} cannot be told from one for another commit\n"
-            f"  found   a pre-release whose git version is {torch.version.git or 'not known'}\n"
-            f"  needed  a release of torch, or one that says its commit"
+            f"a module for torch {torch.version} cannot be told from one for another commit",
+            found=f"a pre-release whose git version is {torch.version.git or 'not known'}",
+            needed="a release of torch, or one that says its commit",
         )
     return Exact(torch.version.release, torch.cxx11, torch.version.git)
 
@@ -46,31 +46,32 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
     """
     name, bound = library.module, library.bound
     if library.error:
-        raise KernelError(f"{name} cannot be read\n  found   {library.error}\n  needed  machine code and device code")
+        raise KernelError(f"{name} cannot be read", found=library.error, needed="machine code and device code")
     if bindings.brings_runtime(library.info):
         raise KernelError(
-            f"{name} has a C++ runtime of its own\n"
-            f"  found   {', '.join(sorted(bindings.OF_A_RUNTIME & library.info.exported))}: "
-            f"libstdc++ is linked statically\n"
-            f"  needed  the runtime that torch has, libstdc++.so.6: with two, a failed check of torch crashes\n"
-            f"  fix     1) CC=gcc CXX=g++ pip install --no-build-isolation ."
-            f"  # without -static-libstdc++, and with a compiler that has a libstdc++.so next to its libstdc++.a"
+            f"{name} has a C++ runtime of its own",
+            found=f"{', '.join(sorted(bindings.OF_A_RUNTIME & library.info.exported))}: libstdc++ is linked statically",
+            needed="the runtime that torch has, libstdc++.so.6: with two, a failed check of torch crashes",
+            fix=(
+                "CC=gcc CXX=g++ pip install --no-build-isolation .  # without -static-libstdc++, and with a "
+                "compiler that has a libstdc++.so next to its libstdc++.a"
+            ),
         )
     if floor is not None and (bound.classic or bound.cudart):
         found = ", ".join(bound.classic[:3]) or f"libcudart.so.{bound.cudart}"
         raise KernelError(
-            f"{name} is not on torch's stable ABI\n"
-            f"  found   {found}\n"
-            f"  needed  what torch/csrc/stable and the C shims offer, without a CUDA runtime\n"
-            f"  fix     1) a CppExtension or CUDAExtension, for one torch"
+            f"{name} is not on torch's stable ABI",
+            found=found,
+            needed="what torch/csrc/stable and the C shims offer, without a CUDA runtime",
+            fix="a CppExtension or CUDAExtension, for one torch",
         )
     cuda = None if label.cuda is None else label.cuda.major
     if bound.cudart is not None and label.text and bound.cudart != cuda:
         raise KernelError(
-            f"{name} mixes two CUDA runtimes\n"
-            f"  found   libcudart.so.{bound.cudart}, and a torch with CUDA {cuda or 'none'}\n"
-            f"  needed  the nvcc of torch's CUDA major\n"
-            f"  fix     1) CUDA_HOME=/usr/local/cuda-{cuda or 'X'} pip install --no-build-isolation ."
+            f"{name} mixes two CUDA runtimes",
+            found=f"libcudart.so.{bound.cudart}, and a torch with CUDA {cuda or 'none'}",
+            needed="the nvcc of torch's CUDA major",
+            fix=f"CUDA_HOME=/usr/local/cuda-{cuda or 'X'} pip install --no-build-isolation .",
         )
     file = xray_verdict.host_file(library, torch)
     if file is None:

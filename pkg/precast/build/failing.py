@@ -11,6 +11,7 @@ from types import TracebackType
 
 from precast._abi.settings import Settings
 from precast._load import probe
+from precast.errors import block
 
 
 @contextlib.contextmanager
@@ -59,25 +60,30 @@ def explain_uncaught() -> None:
 def explained(error: BaseException) -> str:
     """The text for an error of torch's CUDAExtension, or of a setup.py that finds no torch; empty for any other."""
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        return (
-            "setup.py imports torch\n"
-            "  found   no torch in the environment of the build, which pip makes anew unless it is told otherwise\n"
-            "  needed  the torch that the package is for\n"
-            "  fix     1) pip install torch && pip install --no-build-isolation ."
+        return block(
+            "setup.py imports torch",
+            found="no torch in the environment of the build, which pip makes anew unless it is told otherwise",
+            needed="the torch that the package is for",
+            fix="pip install torch && pip install --no-build-isolation .",
         )
     if not isinstance(error, OSError) or "CUDA_HOME" not in str(error):
         return ""
     torch = probe.probe_host(Settings(), gpus=False).torch
     if torch is None or torch.cuda is None:
         version = "no torch" if torch is None else f"torch {torch.version}, a CPU build"
-        return (
-            f"setup.py asks for CUDA\n  found   {version}\n  needed  a torch for CUDA, or no FORCE_CUDA\n"
-            "  fix     1) pip install torch --index-url https://download.pytorch.org/whl/cu130   2) unset FORCE_CUDA"
+        return block(
+            "setup.py asks for CUDA",
+            found=version,
+            needed="a torch for CUDA, or no FORCE_CUDA",
+            fix=["pip install torch --index-url https://download.pytorch.org/whl/cu130", "unset FORCE_CUDA"],
         )
-    return (
-        f"setup.py asks for CUDA\n  found   no CUDA toolkit: no CUDA_HOME, no nvcc on PATH\n"
-        f"  needed  the toolkit of CUDA {torch.cuda}, as torch {torch.version} has\n"
-        f"  fix     1) export CUDA_HOME=/usr/local/cuda-{torch.cuda}"
-        f"   2) python -m precast.build wheels --torch {torch.version.release} "
-        f"--cuda cu{torch.cuda.major}{torch.cuda.minor}, which takes nvcc from the package index"
+    release, label = torch.version.release, f"cu{torch.cuda.major}{torch.cuda.minor}"
+    return block(
+        "setup.py asks for CUDA",
+        found="no CUDA toolkit: no CUDA_HOME, no nvcc on PATH",
+        needed=f"the toolkit of CUDA {torch.cuda}, as torch {torch.version} has",
+        fix=[
+            f"export CUDA_HOME=/usr/local/cuda-{torch.cuda}",
+            f"python -m precast.build wheels --torch {release} --cuda {label}  # takes nvcc from the package index",
+        ],
     )

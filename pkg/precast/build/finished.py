@@ -62,11 +62,11 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     contents = linked.findable(xray.read(path))
     match = xray.NAME.fullmatch(path.name)
     if match is None or contents.tag is None:
-        raise KernelError(f"{path} is not a wheel\n  needed  name-version-python-abi-platform.whl")
+        raise KernelError(f"{path} is not a wheel", needed="name-version-python-abi-platform.whl")
     files = _files(path)
     for name in OWN[:2]:
         if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
-            raise KernelError(f"{path} is not a wheel\n  found   no {name} in it\n  needed  one in its .dist-info")
+            raise KernelError(f"{path} is not a wheel", found=f"no {name} in it", needed="one in its .dist-info")
     manifests = _manifests(files)
     label = _label(contents.version, torch)
     if not label.text and manifests:
@@ -219,11 +219,11 @@ def _refuse_two_meanings(path: Path, guards: set[str], rest: dict[str, bytes]) -
     for guard in sorted(guards & set(rest)):
         if not wheel.is_guard(rest[guard].decode("utf-8", "replace")):
             raise KernelError(
-                f"{path.name} has two meanings of {guard}\n"
-                f"  found   a file of that name next to a library\n  needed  one of them under another name"
+                f"{path.name} has two meanings of {guard}",
+                found="a file of that name next to a library",
+                needed="one of them under another name",
             )
 
 
 def _bad(library: xray.Library, found: str, needed: str, fix: str = "") -> KernelError:
-    fix = f"\n  fix     1) {fix}" if fix else ""
-    return KernelError(f"{library.path} cannot be guarded\n  found   {found}\n  needed  {needed}{fix}")
+    return KernelError(f"{library.path} cannot be guarded", found=found, needed=needed, fix=fix)

@@ -25,7 +25,7 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
     """The options for a C++ file; with PRECAST_DEBUG=1, those for a debugger."""
     found, looked_at = toolchain.find_compiler(settings)
     if found is None:
-        raise KernelError("no C++ compiler to know the options of\n  found   " + "\n          ".join(looked_at))
+        raise KernelError("no C++ compiler to know the options of", found=looked_at)
     options = flags.host_options(found.kind, debug=settings.debug)
     return (*options, *_defines(classic=classic), *include(settings, classic=classic))
 
@@ -65,5 +65,5 @@ def _defines(*, classic: bool) -> tuple[str, ...]:
 def _torch_libraries() -> Path:
     found = probe.torch_lib_dir()
     if found is None:
-        raise KernelError("no torch to link with\n  found   none\n  needed  torch\n  fix     1) pip install torch")
+        raise KernelError("no torch to link with", found="none", needed="torch", fix="pip install torch")
     return found

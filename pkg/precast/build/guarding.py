@@ -253,4 +253,4 @@ def answering(source: bytes) -> bytes:
 
 
 def _differ(what: str, first: Path, second: Path, needed: str) -> KernelError:
-    return KernelError(f"two wheels cannot be merged\n  found   {what}, in {first} and {second}\n  needed  {needed}")
+    return KernelError("two wheels cannot be merged", found=f"{what}, in {first} and {second}", needed=needed)

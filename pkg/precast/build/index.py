@@ -61,8 +61,9 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
         target = folder / wheel.name
         if target.exists() and target.read_bytes() != wheel.read_bytes():
             raise KernelError(
-                f"{target} is there with other bytes\n  found   sha256 {_digest(target)}, not {_digest(wheel)}\n"
-                "  needed  another version: installers keep a file that they have seen"
+                f"{target} is there with other bytes",
+                found=f"sha256 {_digest(target)}, not {_digest(wheel)}",
+                needed="another version: installers keep a file that they have seen",
             )
         placed.append((wheel, target))
     for wheel, target in placed:

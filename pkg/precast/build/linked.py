@@ -87,5 +87,4 @@ def _with_soname(library: xray.Library, name: str, tag: tuple[str, str, str] | N
 
 
 def _unfit(found: str, needed: str, fix: str = "") -> KernelError:
-    fix = f"\n  fix     1) {fix}" if fix else ""
-    return KernelError(f"a library that others link cannot be guarded\n  found   {found}\n  needed  {needed}{fix}")
+    return KernelError("a library that others link cannot be guarded", found=found, needed=needed, fix=fix)

@@ -28,9 +28,10 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
     ninja, ninja_looked_at = toolchain.find_ninja()
     if compiler is None or ninja is None:
         raise KernelError(
-            f"{extension.name} cannot be built\n"
-            + "".join(f"  found   {line}\n" for line in (*looked_at, *ninja_looked_at))
-            + "  needed  a C++ compiler and ninja\n  fix     1) apt-get install g++   2) pip install ninja"
+            f"{extension.name} cannot be built",
+            found=(*looked_at, *ninja_looked_at),
+            needed="a C++ compiler and ninja",
+            fix=["apt-get install g++", "pip install ninja"],
         )
     folder.mkdir(parents=True, exist_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)

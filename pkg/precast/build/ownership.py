@@ -27,10 +27,10 @@ def refuse_unowned(module: str, packages: Iterable[str], distribution: str) -> N
     why = _why_not_owned(package, set(known), distribution)
     if why is not None:
         raise KernelError(
-            f"{module} cannot be built into a wheel\n"
-            f"  found   {why}\n"
-            f"  needed  a module below one of the packages that setup() names: {', '.join(known) or 'none'}\n"
-            f"  fix     1) name it my_package.{module.rpartition('.')[2]}, and setup(packages=['my_package'], ...)"
+            f"{module} cannot be built into a wheel",
+            found=why,
+            needed=f"a module below one of the packages that setup() names: {', '.join(known) or 'none'}",
+            fix=f"name it my_package.{module.rpartition('.')[2]}, and setup(packages=['my_package'], ...)",
         )
 
 

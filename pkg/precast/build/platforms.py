@@ -48,4 +48,4 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
 
 
 def _refused(file: HostFile, found: str, needed: str) -> KernelError:
-    return KernelError(f"{file.path} keeps no manylinux policy\n  found   {found}\n  needed  {needed}")
+    return KernelError(f"{file.path} keeps no manylinux policy", found=found, needed=needed)

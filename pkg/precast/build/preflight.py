@@ -88,5 +88,4 @@ def torch_form(targets: Iterable[GpuTarget]) -> str:
 
 
 def _refused(name: str, found: str, needed: str, fix: str = "") -> KernelError:
-    fix = f"\n  fix     1) {fix}" if fix else ""
-    return KernelError(f"{name} cannot be built\n  found   {found}\n  needed  {needed}{fix}")
+    return KernelError(f"{name} cannot be built", found=found, needed=needed, fix=fix)

@@ -71,10 +71,10 @@ def _refuse_defined_twice(registrations: Iterable[Registration], python: Iterabl
         if twice is not None:
             what = f"the op {one.namespace}::{one.name}" if one.name else f"the namespace {one.namespace}"
             raise KernelError(
-                f"{what} is defined twice\n"
-                f"  found   {twice}, and {one.place}\n"
-                f"  needed  one definition: torch ends a process that meets a second one\n"
-                f"  fix     1) define schemas in Python, and keep only TORCH_LIBRARY_IMPL blocks in C++"
+                f"{what} is defined twice",
+                found=f"{twice}, and {one.place}",
+                needed="one definition: torch ends a process that meets a second one",
+                fix="define schemas in Python, and keep only TORCH_LIBRARY_IMPL blocks in C++",
             )
 
 

@@ -71,7 +71,7 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
         common = sorted(set.intersection(*exact), key=lambda tag: (len(tag), tag))
         if not common:
             each = "; ".join(f"{name}: {', '.join(sorted(some))}" for (_, name), some in sorted(modules.items()))
-            raise KernelError(f"there is no Python for which every module was built\n  found   {each}")
+            raise KernelError("there is no Python for which every module was built", found=each)
         return ".".join(dict.fromkeys(tag.removesuffix("t") for tag in common)), ".".join(common)
     return (_OLDEST, "abi3") if "abi3" in pythons else ("py3", "none")
 
@@ -117,4 +117,4 @@ def metadata(path: Path) -> bytes:
                 raise archives.BadArchive(f"{len(found)} METADATA, not one")
             return archive.read(found[0])
     except (archives.BadArchive, OSError) as error:
-        raise KernelError(f"{path} is not a wheel\n  found   {error}") from error
+        raise KernelError(f"{path} is not a wheel", found=str(error)) from error

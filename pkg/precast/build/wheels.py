@@ -117,9 +117,9 @@ def unpacked(source: Path, folder: Path) -> Path:
             (source,) = (folder / "sdist").iterdir()
         except (tarfile.TarError, EOFError, OSError, ValueError) as error:
             needed = "name-version.tar.gz with one folder, or a folder"
-            raise KernelError(f"{source} is no sdist\n  found   {error}\n  needed  {needed}") from error
+            raise KernelError(f"{source} is no sdist", found=str(error), needed=needed) from error
     if not any((source / name).is_file() for name in ("setup.py", "pyproject.toml")):
-        raise KernelError(f"{source} is no package\n  found   no setup.py, no pyproject.toml\n  needed  one of them")
+        raise KernelError(f"{source} is no package", found="no setup.py, no pyproject.toml", needed="one of them")
     return source.resolve()
 
 

@@ -41,8 +41,10 @@ class AttentionExtension(Extension):
         if not backends.has_package(self.package):
             name = self.package.replace("_", "-")
             raise KernelUnavailable(
-                f"{self.name} is not available here\n  found   no package {self.package}\n"
-                f"  needed  {name}\n  fix     1) pip install {name}"
+                f"{self.name} is not available here",
+                found=f"no package {self.package}",
+                needed=name,
+                fix=f"pip install {name}",
             )
 
     def build_aot(self) -> Any:

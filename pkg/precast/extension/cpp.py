@@ -141,9 +141,8 @@ class CppExtension(Places, Extension):
 
     def _broken(self, error: ImportError) -> KernelError:
         return KernelIncompatible(
-            f"{self.name}: what was built while installing cannot be imported\n"
-            f"  found   {type(error).__name__}: {error}\n"
-            f"  needed  {self.prebuilt_import_path}, built for this Python and torch\n"
-            f"  fix     1) install its package again, with this torch\n"
-            f"          2) PRECAST_JIT=jit, which builds it here and keeps it"
+            f"{self.name}: what was built while installing cannot be imported",
+            found=f"{type(error).__name__}: {error}",
+            needed=f"{self.prebuilt_import_path}, built for this Python and torch",
+            fix=["install its package again, with this torch", "PRECAST_JIT=jit, which builds it here and keeps it"],
         )

@@ -163,7 +163,7 @@ class CubinExtension(Places, Extension):
         host = probe.probe_host(settings, gpus=True, certain=certain)
         if host.driver is None or not host.gpus:
             found = "no GPU is visible" if host.driver else "no CUDA driver (libcuda.so.1)"
-            raise KernelUnavailable(f"{self.name} cannot be loaded here\n  found   {found}\n  needed  an NVIDIA GPU")
+            raise KernelUnavailable(f"{self.name} cannot be loaded here", found=found, needed="an NVIDIA GPU")
         shipped, why = self._shipped(settings) if prebuilt else ({}, "")
         chosen = []
         for gpu in host.gpus:
@@ -185,9 +185,9 @@ class CubinExtension(Places, Extension):
         fitting = [target for target in named if target.runs_on(gpu.capability)]
         if not fitting:
             raise KernelUnavailable(
-                f"{self.name} cannot run on GPU {gpu.index}, {gpu.name}\n"
-                f"  found   compute capability {gpu.capability}\n"
-                f"  needed  one that {' or '.join(map(str, named))} runs on"
+                f"{self.name} cannot run on GPU {gpu.index}, {gpu.name}",
+                found=f"compute capability {gpu.capability}",
+                needed=f"one that {' or '.join(map(str, named))} runs on",
             )
         return max(fitting, key=lambda target: (target.kind is not TargetKind.PTX, target.capability, target.suffix))
 

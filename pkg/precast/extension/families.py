@@ -141,10 +141,10 @@ class TwinExtension(TritonExtension):
             if verdict.is_refusal(choice):
                 raise verdict.twin_refusal(choice)
             raise KernelUnavailable(
-                f"{self.name} is not needed here\n"
-                f"  found   kernels of {family.name} that serve this GPU\n"
-                f"  needed  a GPU for which there are none\n"
-                f"  fix     1) leave the choice to the loader: .load() without ext_name"
+                f"{self.name} is not needed here",
+                found=f"kernels of {family.name} that serve this GPU",
+                needed="a GPU for which there are none",
+                fix="leave the choice to the loader: .load() without ext_name",
             )
 
     def build_jit(self) -> KernelModule:

@@ -36,8 +36,8 @@ def _find(what: str, marker: str, folders: tuple[str, ...], in_toolkit: str | No
         if (place / marker).is_file():
             return str(place)
     raise KernelUnavailable(
-        f"the headers of {what} are not here\n"
-        f"  found   no {marker} in {', '.join(folders)} of sys.path{f', nor in {places[-1]}' if in_toolkit else ''}\n"
-        f"  needed  {marker}\n"
-        f"  fix     1) pip install {package}"
+        f"the headers of {what} are not here",
+        found=f"no {marker} in {', '.join(folders)} of sys.path{f', nor in {places[-1]}' if in_toolkit else ''}",
+        needed=marker,
+        fix=f"pip install {package}",
     )

@@ -148,9 +148,9 @@ class KernelLoader:
         names = [*(extension.name for extension in extensions), *self.ALIASES]
         close = difflib.get_close_matches(ext_name, names, n=1)
         raise KernelUnavailable(
-            f"{type(self).__name__} has no extension {ext_name!r}\n"
-            f"  needed  one of {', '.join(names) or 'none, as none is registered'}"
-            + (f"\n  fix     1) {type(self).__name__}().load(ext_name={close[0]!r})" if close else "")
+            f"{type(self).__name__} has no extension {ext_name!r}",
+            needed=f"one of {', '.join(names) or 'none, as none is registered'}",
+            fix=[f"{type(self).__name__}().load(ext_name={name!r})" for name in close],
         )
 
     def _load_best(self) -> Any:

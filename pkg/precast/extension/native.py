@@ -115,10 +115,10 @@ def cuda_home(name: str) -> str:
 
     if CUDA_HOME is None or shutil.which(str(Path(CUDA_HOME) / "bin" / "nvcc")) is None:
         raise KernelUnavailable(
-            f"{name} cannot be built: there is no CUDA toolkit\n"
-            f"  found   CUDA_HOME={CUDA_HOME}, and no nvcc in its bin\n"
-            f"  needed  a toolkit of torch's CUDA major\n"
-            f"  fix     1) CUDA_HOME=/where/it/is"
+            f"{name} cannot be built: there is no CUDA toolkit",
+            found=f"CUDA_HOME={CUDA_HOME}, and no nvcc in its bin",
+            needed="a toolkit of torch's CUDA major",
+            fix="CUDA_HOME=/where/it/is",
         )
     return str(CUDA_HOME)
 

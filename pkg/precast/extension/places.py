@@ -41,10 +41,10 @@ class Places:
         in_package = "." in module or hasattr(sys.modules.get(module), "__path__")
         if not in_package and self.prebuilt_module_path == f"{module}._C":
             raise KernelError(
-                f"{self.name} cannot be built ahead of time\n"
-                f"  found   class {type(self).__qualname__} in {module}, which is not in a package\n"
-                f"  needed  a class in a module of your package, such as my_package.kernels\n"
-                f"  fix     1) move the class, and import it in setup.py"
+                f"{self.name} cannot be built ahead of time",
+                found=f"class {type(self).__qualname__} in {module}, which is not in a package",
+                needed="a class in a module of your package, such as my_package.kernels",
+                fix="move the class, and import it in setup.py",
             )
         return self.prebuilt_import_path
 
@@ -98,8 +98,8 @@ class Places:
 def forbidden(name: str, place: str, what: str, mode: JitMode) -> JitDisabled:
     """The exception for a case that only a setting forbids."""
     return JitDisabled(
-        f"{name} cannot be loaded here: PRECAST_JIT={mode.value} forbids to {what}\n"
-        f"  found   nothing usable under {place}\n"
-        f"  needed  a build while installing, or PRECAST_JIT=auto\n"
-        f"  fix     1) unset PRECAST_JIT"
+        f"{name} cannot be loaded here: PRECAST_JIT={mode.value} forbids to {what}",
+        found=f"nothing usable under {place}",
+        needed="a build while installing, or PRECAST_JIT=auto",
+        fix="unset PRECAST_JIT",
     )

@@ -45,8 +45,10 @@ class TorchExtension(Extension):
     def build_aot(self) -> Any:
         """Always raises: there is nothing to compile, and ``support_aot`` is False."""
         raise KernelUnavailable(
-            f"{self.name} cannot be built ahead of time\n  found   functions in plain torch\n"
-            f"  needed  nothing: they are always there\n  fix     1) load it instead"
+            f"{self.name} cannot be built ahead of time",
+            found="functions in plain torch",
+            needed="nothing: they are always there",
+            fix="load it instead",
         )
 
     def build_jit(self) -> KernelModule:

@@ -50,6 +50,4 @@ class TritonExtension(Extension):
         return self.build_jit()
 
     def _refusal(self, found: str, needed: str, fix: str) -> KernelUnavailable:
-        return KernelUnavailable(
-            f"{self.name} is not available here\n  found   {found}\n  needed  {needed}\n  fix     1) {fix}"
-        )
+        return KernelUnavailable(f"{self.name} is not available here", found=found, needed=needed, fix=fix)
