@@ -237,6 +237,8 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
     assert build_main.main(["index", str(second), str(first), "-o", str(tmp_path / "site")]) == 0
     page = (tmp_path / "site" / "all" / "my-ops" / "index.html").read_text()
     assert page.count("<a ") == 2 and page.count("#sha256=") == 2 and 'data-requires-python="&gt;=3.10"' in page
+    document = json.loads((tmp_path / "site" / "all" / "my-ops" / "index.json").read_text())
+    assert document["versions"] == ["1.0", "2.0"] and all(one["core-metadata"]["sha256"] for one in document["files"])
     assert '<a href="my-ops/">' in (tmp_path / "site" / "all" / "index.html").read_text()
     other = make_wheel(tmp_path / "c", name="my_ops", requires=["numpy"])
     assert build_main.main(["index", str(other), "-o", str(tmp_path / "site")]) == 1

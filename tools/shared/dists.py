@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sd
 from packaging.version import Version
 
 from precast._abi.label import PlatformTag
+from precast._builder import index_pages
 from precast._builder.archives import BadArchive, open_tar
 from precast.errors import KernelError
 from tools.shared import wheelhouse
@@ -59,7 +59,7 @@ def read_dist(path: Path) -> Dist:
     else:
         version, machines, metadata = _read_wheel(path)
     message = BytesParser().parsebytes(metadata)
-    said = (_normal(message.get("Name", "")), message.get("Version", ""))
+    said = (index_pages.normal(message.get("Name", "")), message.get("Version", ""))
     if said != (PROJECT, str(version)):
         raise IndexRefused(f"{path}: its metadata says {said[0]} {said[1]}, its name {PROJECT} {version}")
     content = path.read_bytes()
@@ -141,10 +141,6 @@ def _requires_python(path: Path, message: Message) -> str | None:
     except InvalidSpecifier as error:
         raise IndexRefused(f"{path}: Requires-Python: {error}") from error
     return text
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_wheelhouse(folder: Path, version: Version, labels: Sequence[str]) -> tuple[Dist, ...]:

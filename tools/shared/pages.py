@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import jinja2
 
+from precast._builder import index_pages
 from tools.shared.dists import PROJECT, Dist
 from tools.shared.published import LABELS, in_order
-
-API_VERSION = "1.1"  # PEP 700: sizes and the list of versions
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).resolve().parents[1] / "templates"),
@@ -32,24 +28,21 @@ def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[st
 
     A version with a label sorts above the one without: on one page, ``==1.0`` would always select the greatest label.
     """
-    found = {"index.html": _render("landing.html", selector=selector), "selector.json": _json(selector)}
+    found: dict[str, str] = {}
     labels = sorted({dist.label for dist in dists} - {""})
     for label in ["", *labels]:
         folder = f"{label}/" if label else ""
-        entries = [_entry(dist, yanked.get(dist.filename)) for dist in in_order(dists) if dist.label == label]
-        if label:
-            found[f"{folder}index.html"] = _render("projects.html", projects=[PROJECT])
-        found[f"{folder}index.json"] = _json({"meta": {"api-version": API_VERSION}, "projects": [{"name": PROJECT}]})
-        found[f"{folder}{PROJECT}/index.html"] = _render("files.html", project=PROJECT, entries=entries)
-        found[f"{folder}{PROJECT}/index.json"] = _json(
-            {
-                "meta": {"api-version": API_VERSION, **({} if label else {LABELS: labels})},
-                "name": PROJECT,
-                "versions": list(dict.fromkeys(str(d.version) for d in in_order(dists) if d.label == label)),
-                "files": entries,
-            }
-        )
-    return found
+        of_label = [dist for dist in in_order(dists) if dist.label == label]
+        entries = [
+            index_pages.entry(d.filename, d.sha256, d.size, d.requires_python, d.core_metadata, yanked.get(d.filename))
+            for d in of_label
+        ]
+        meta = {} if label else {LABELS: labels}
+        project = index_pages.project(PROJECT, entries, (str(dist.version) for dist in of_label), **meta)
+        found |= {f"{folder}{name}": text for name, text in index_pages.root([PROJECT]).items()}
+        found |= {f"{folder}{PROJECT}/{name}": text for name, text in project.items()}
+    landing = {"index.html": _render("landing.html", selector=selector), "selector.json": index_pages.as_json(selector)}
+    return found | landing
 
 
 def selector_part(selector: Mapping[str, Any]) -> str:
@@ -62,27 +55,5 @@ def folder_of(dist: Dist) -> str:
     return f"{dist.label}/{PROJECT}" if dist.label else PROJECT
 
 
-def _entry(dist: Dist, reason: str | None) -> dict[str, Any]:
-    """One file as an entry of PEP 691; the HTML is made from the same entry."""
-    entry: dict[str, Any] = {
-        "filename": dist.filename,
-        "url": quote(dist.filename),
-        "hashes": {"sha256": dist.sha256},
-        "size": dist.size,
-    }
-    if dist.requires_python is not None:
-        entry["requires-python"] = dist.requires_python
-    if dist.core_metadata is not None:
-        digest = {"sha256": hashlib.sha256(dist.core_metadata).hexdigest()}
-        entry |= {"core-metadata": digest, "dist-info-metadata": digest}  # PEP 714: new and old name
-    if reason is not None:
-        entry["yanked"] = reason
-    return entry
-
-
 def _render(template: str, **values: object) -> str:
     return _TEMPLATES.get_template(template).render(**values)
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=1) + "\n"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from precast._builder import index_pages
 from precast.errors import KernelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ def parse(text: str, source: str) -> Iterator[Theirs]:
         except requirements.InvalidRequirement:
             continue  # pip itself reports the error
         if requirement.marker is None or requirement.marker.evaluate():
-            yield Theirs(_normal(requirement.name), line, source, requirement)
+            yield Theirs(index_pages.normal(requirement.name), line, source, requirement)
 
 
 def of_this_machine() -> tuple[Theirs, ...]:
@@ -80,7 +81,7 @@ def merged(ours: str, theirs: Sequence[Theirs], torch: str = "") -> tuple[str, t
         if pin is None:
             kept.append(line)
             continue
-        name, version = _normal(pin[1]), torch if pin[1] == "torch" and torch else pin[2]
+        name, version = index_pages.normal(pin[1]), torch if pin[1] == "torch" and torch else pin[2]
         against = next((one for one in theirs if one.name == name and not one.allows(version)), None)
         if against is not None and name == "torch" and torch:
             raise KernelError(
@@ -97,10 +98,6 @@ def merged(ours: str, theirs: Sequence[Theirs], torch: str = "") -> tuple[str, t
     if another_torch:
         kept = [line for line in kept if not line.startswith("triton==")]
     return "\n".join(kept) + "\n", tuple(said)
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def main(arguments: list[str]) -> int:

@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import html
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from email import message_from_bytes
 from pathlib import Path
-from urllib.parse import quote
 
 from precast._abi.build_info import BuildInfo
-from precast._builder import archives, xray
+from precast._builder import archives, index_pages, xray
 from precast._load import prebuilt
 from precast.build import wheel as wheel_rules
 from precast.errors import KernelError
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="pypi:repository-version" content="1.0"><title>{title}</title></head>
-<body>
-{links}
-</body>
-</html>
-"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +45,7 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
         match = xray.NAME.fullmatch(wheel.name)
         if match is None:
             raise KernelError(f"{wheel.name} is not the name of a wheel")
-        folder = site / label_of(wheel) / _normal(match["name"])
+        folder = site / label_of(wheel) / index_pages.normal(match["name"])
         target = folder / wheel.name
         if target.exists() and target.read_bytes() != wheel.read_bytes():
             raise KernelError(
@@ -72,11 +60,9 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
             shutil.copyfile(wheel, target)
         target.with_name(f"{target.name}.metadata").write_bytes(wheel_rules.metadata(target))
     for project in sorted({target.parent for _, target in placed}):
-        (project / "index.html").write_text(_files(project), encoding="utf-8")
+        _write(project, _files(project))
     for index in sorted({target.parents[1] for _, target in placed}):
-        names = sorted(path.parent.name for path in index.glob("*/index.html"))
-        links = "\n".join(f'<a href="{name}/">{name}</a><br>' for name in names)
-        (index / "index.html").write_text(_PAGE.format(title="Simple index", links=links), encoding="utf-8")
+        _write(index, index_pages.root(sorted(path.parent.name for path in index.glob("*/index.html"))))
     return [target for _, target in placed]
 
 
@@ -91,20 +77,20 @@ def label_of(wheel: Path) -> str:
     return labels.pop() if len(labels) == 1 and "" not in labels else "all"
 
 
-def _files(project: Path) -> str:
-    """The page of one project (PEP 503), with hashes, metadata (PEP 714) and Requires-Python."""
-    links = []
-    for wheel in sorted(project.glob("*.whl")):
-        metadata = wheel.with_name(f"{wheel.name}.metadata")
-        python = message_from_bytes(metadata.read_bytes()).get("Requires-Python")
-        wanted = f' data-requires-python="{html.escape(python)}"' if python else ""
-        said = f' data-core-metadata="sha256={_digest(metadata)}"'
-        links.append(f'<a href="{quote(wheel.name)}#sha256={_digest(wheel)}"{wanted}{said}>{wheel.name}</a><br>')
-    return _PAGE.format(title=f"Links for {project.name}", links="\n".join(links))
+def _files(project: Path) -> dict[str, str]:
+    """The pages of one project, from the wheels in its folder and the metadata next to them."""
+    wheels = sorted(project.glob("*.whl"))
+    entries = []
+    for wheel in wheels:
+        metadata = wheel.with_name(f"{wheel.name}.metadata").read_bytes()
+        python = message_from_bytes(metadata).get("Requires-Python")
+        entries.append(index_pages.entry(wheel.name, _digest(wheel), wheel.stat().st_size, python, metadata))
+    return index_pages.project(project.name, entries, (wheel.name.split("-")[1] for wheel in wheels))
 
 
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _write(folder: Path, pages: dict[str, str]) -> None:
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _digest(path: Path) -> str:
