@@ -151,7 +151,7 @@ def test_defect_05_the_key_holds_sources_flags_target_and_compiler_and_no_path(
 
     program = device.read_program(catalogue.get("softmax"))
     keys = {
-        device.image_key(program, target, ex.nvrtc(version), debug=False, defines={}).digest
+        device.image_key(program, target, ex.nvrtc(version), debug=False).digest
         for target in parse_arch_list("sm_90 sm_121 compute_90")
         for version in ("12.9.86", "13.0.88")
     }

@@ -125,14 +125,14 @@ def _require_lzma() -> None:
         )
 
 
-def host_tools(settings: Settings) -> tuple[Compiler, str]:
+def host_tools(settings: Settings, what: str = "the host library") -> tuple[Compiler, str]:
     """The C++ compiler and ninja; otherwise a KernelError that lists the places that were searched."""
     built_for = toolchain.target_machine(settings)
     compiler, places = toolchain.find_compiler(settings, built_for)
     ninja, ninja_places = toolchain.find_ninja()
     if compiler is None or ninja is None:
         raise KernelError(
-            f"the host library for {built_for} cannot be built",
+            f"{what} for {built_for} cannot be built",
             found=(*places, *ninja_places),
             needed=f"a C++ compiler for {built_for} and ninja",
             fix=_missing_tools(compiler, ninja, toolchain.package_for(built_for)),

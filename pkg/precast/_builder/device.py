@@ -1,9 +1,12 @@
-"""Build device code: one header-free NVRTC program per family and target, the same for a wheel and a JIT build."""
+"""Build device code with NVRTC through the cache: for a wheel, at run time, and for an author's kernels alike.
+
+A family is one program per target, which contains its headers.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +29,23 @@ class Program:
     headers: Mapping[str, bytes]  # the name in an #include -> the content of the header
     digests: Mapping[str, str]
     path: Path
-    folders: tuple[Path, ...]  # where NVRTC itself searches if no headers are passed
+    root: Path  # where NVRTC itself searches if no headers are passed
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of NVRTC, and what the cache keeps of it: ``file`` gives a name and the content."""
+
+    key: BuildKey
+    what: str
+    shown: str  # the source in the log
+    source: bytes
+    name: str
+    headers: Mapping[str, bytes]
+    options: tuple[str, ...]
+    target: GpuTarget
+    file: Callable[[nvrtc.Compiled], tuple[str, bytes]]
+    instances: tuple[str, ...] = ()
 
 
 def read_program(family: Family, csrc: Path | None = None) -> Program:
@@ -52,19 +71,7 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
                 raise KernelError(f"{file.name}: {text!r} means two files in one program; name one of them otherwise")
     main = by_name[f"csrc/{family.device}"]
     digests = {file.name: file.sha256 for file in files}
-    return Program(family.name, main.name, main.data, headers, digests, main.path, (root,))
-
-
-def read_source(name: str, source: Path, folders: Sequence[Path] = ()) -> Program:
-    """The program of a user's file, whose includes lie next to it or in ``folders``; its key contains no path.
-
-    NVRTC resolves all other includes, because they may stand under an ``#if`` that is never true.
-    """
-    roots = {"source": source.resolve().parent, **{f"include{i}": path.resolve() for i, path in enumerate(folders)}}
-    files = sources.Tree(roots).reachable([f"source/{source.name}"])
-    main = next(file for file in files if file.name == f"source/{source.name}")
-    digests = {file.name: file.sha256 for file in files}
-    return Program(name, main.name, main.data, {}, digests, main.path, tuple(roots.values()))
+    return Program(family.name, main.name, main.data, headers, digests, main.path, root)
 
 
 def define_lines(defines: Mapping[str, str]) -> bytes:
@@ -75,16 +82,13 @@ def define_lines(defines: Mapping[str, str]) -> bytes:
     return "".join(f"#define {name} {value}\n" for name, value in sorted(defines.items())).encode()
 
 
-def image_key(
-    program: Program, target: GpuTarget, compiler: Nvrtc, *, debug: bool, defines: Mapping[str, str]
-) -> BuildKey:
+def image_key(program: Program, target: GpuTarget, compiler: Nvrtc, *, debug: bool) -> BuildKey:
     """The inputs of one image. With debug they include the sources' place, because a debugger reads them there."""
     inputs = {
         "family": program.family,
         "target": str(target),
         "nvrtc": compiler.version,
         "options": list(flags.nvrtc_options(target, debug=debug)),
-        "defines": dict(defines),
         "sources": dict(program.digests),
         **({"place": str(program.path)} if debug else {}),
     }
@@ -97,76 +101,49 @@ def file_name(family: str, target: GpuTarget) -> str:
 
 
 def build_images(
-    family: Family | str,
-    targets: Sequence[GpuTarget],
-    compiler: Nvrtc,
-    *,
-    cache: Cache,
-    debug: bool,
-    jobs: int,
-    defines: Mapping[str, str] | None = None,
+    family: Family | str, targets: Sequence[GpuTarget], compiler: Nvrtc, *, cache: Cache, debug: bool, jobs: int
 ) -> tuple[Artifact, ...]:
-    """One verified image per target, in the order of ``targets``; cache misses are compiled in parallel."""
+    """One verified image per target, in the order of ``targets``."""
     from precast._builder import catalogue
 
     program = read_program(catalogue.get(family) if isinstance(family, str) else family)
-    return build_program(program, targets, compiler, cache=cache, debug=debug, jobs=jobs, defines=defines)
-
-
-def build_program(
-    program: Program,
-    targets: Sequence[GpuTarget],
-    compiler: Nvrtc,
-    *,
-    cache: Cache,
-    debug: bool,
-    jobs: int,
-    defines: Mapping[str, str] | None = None,
-) -> tuple[Artifact, ...]:
-    """Like :func:`build_images`, for any program."""
-    opened: list[
-        nvrtc.Compiler | nvrtc_child.Isolated
-    ] = []  # shared by all threads; stays empty if everything is cached
-
-    def one(target: GpuTarget) -> Artifact:
-        key = image_key(program, target, compiler, debug=debug, defines=defines or {})
-
-        def build(staging: Path) -> Path:
-            if not opened:
-                opened.append(nvrtc_child.open_nvrtc(compiler))
-            return _compile(opened[0], program, target, compiler, staging, cache.failure_log(key), debug, defines or {})
-
-        return cache.obtain(key, build)
-
-    with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(targets) or 1))) as pool:
-        return tuple(pool.map(one, targets))
-
-
-def _compile(
-    opened: nvrtc.Compiler | nvrtc_child.Isolated,
-    program: Program,
-    target: GpuTarget,
-    compiler: Nvrtc,
-    staging: Path,
-    log_file: Path,
-    debug: bool,
-    defines: Mapping[str, str],
-) -> Path:
-    options = flags.nvrtc_options(target, debug=debug)
-    command = f"NVRTC {compiler.version} ({compiler.path}) {program.name} {' '.join(options)}"
-    source = program.source if not defines else define_lines(defines) + b"#line 1\n" + program.source
-    ptx = target.kind is TargetKind.PTX
     name, headers = (str(program.path), {}) if debug else (program.name, program.headers)
-    searched = () if headers else tuple(f"--include-path={folder}" for folder in program.folders)
-    done = opened.compile(source, name, headers, (*options, *searched), ptx=ptx)
-    if done.error is not None:
-        what, tool = f"{program.family} for {target}", f"NVRTC {compiler.version}"
-        raise failure.build_failed(what, done.log or done.error, command, log_file, tool=tool)
-    _check(done.image, target, program.family)
-    (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
-    payload = staging / file_name(program.family, target)
-    payload.write_bytes(done.image)
-    return payload
+    searched = (f"--include-path={program.root}",) if debug else ()
+
+    def call(target: GpuTarget) -> Call:
+        def file(done: nvrtc.Compiled) -> tuple[str, bytes]:
+            _check(done.image, target, program.family)
+            return file_name(program.family, target), done.image
+
+        key, what = image_key(program, target, compiler, debug=debug), f"{program.family} for {target}"
+        options = (*flags.nvrtc_options(target, debug=debug), *searched)
+        return Call(key, what, program.name, program.source, name, headers, options, target, file)
+
+    return obtain([call(target) for target in targets], compiler, cache, jobs)
+
+
+def obtain(calls: Sequence[Call], compiler: Nvrtc, cache: Cache, jobs: int) -> tuple[Artifact, ...]:
+    """The result of each call, in their order; cache misses are compiled in parallel."""
+    tool = f"NVRTC {compiler.version}"
+
+    def one(call: Call) -> Artifact:
+        def build(staging: Path) -> Path:
+            ptx = call.target.kind is TargetKind.PTX
+            opened = nvrtc_child.open_nvrtc(compiler)
+            done = opened.compile(call.source, call.name, call.headers, call.options, ptx=ptx, instances=call.instances)
+            command = f"{tool} ({compiler.path}) {call.shown} {' '.join(call.options)}"
+            if done.error is not None:
+                log_file = cache.failure_log(call.key)
+                raise failure.build_failed(call.what, done.log or done.error, command, log_file, tool=tool)
+            name, content = call.file(done)
+            (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
+            (staging / name).write_bytes(content)
+            return staging / name
+
+        return cache.obtain(call.key, build)
+
+    with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(calls) or 1))) as pool:
+        return tuple(pool.map(one, calls))
 
 
 def _check(image: bytes, target: GpuTarget, family: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import time
@@ -251,13 +252,9 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     objects = {unit.name: cache.lookup(key) for unit, key in plan.units}
     (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
     (work / "build.ninja").write_bytes(os.fsencode(ninja_file(plan, objects, payload, work)))
-    command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    status, log = process.run(command, log=staging / LOG_NAME, environment=process.clean(os.environ))
+    run_ninja(ninja, work, jobs, plan.compiler, staging / LOG_NAME, cache, plan.key)
     seconds = time.perf_counter() - started
-    if status:
-        tool = f"{plan.compiler.kind} {plan.compiler.version}"
-        raise failure.build_failed(plan.name, log, failed_command(log), cache.failure_log(plan.key), tool=tool)
     verify_library(payload.read_bytes(), plan.machine, torch=plan.stubs)
     for unit, key in plan.units:
         if objects[unit.name] is None:
@@ -274,19 +271,44 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
     for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
             lines += edge(f"{unit.name}.o", (), _compile_command(plan, unit, work))
-    stubs = plan.stubs
-    for soname in stubs:
-        lines += edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
+    options = flags.link_options(debug=plan.debug)
+    soname = f"precast-{plan.name}.so"
+    return "\n".join([*lines, *link_edges(plan.compiler.path, options, linked, str(payload), soname, plan.stubs)])
+
+
+def link_edges(
+    compiler: str, options: Sequence[str], objects: Sequence[str], output: str, soname: str, stubs: Sequence[str]
+) -> list[str]:
+    """The statements of the stubs, which stand for torch's libraries, and of the link, which reads ``exports.map``."""
+    made = [line for stub in stubs for line in edge(stub, (), flags.stub_command(compiler, stub, stub))]
     command = flags.host_link_command(
-        plan.compiler.path,
-        flags.link_options(debug=plan.debug),
-        objects=tuple(linked),
-        output=str(payload),
-        soname=f"precast-{plan.name}.so",
+        compiler,
+        tuple(options),
+        objects=tuple(objects),
+        output=output,
+        soname=soname,
         exports="exports.map",
-        stubs=tuple(f"./{soname}" for soname in stubs),
+        stubs=tuple(f"./{stub}" for stub in stubs),
     )
-    return "\n".join([*lines, *edge(str(payload), (*linked, *stubs), command)])
+    return [*made, *edge(output, (*objects, *stubs), command)]
+
+
+def run_ninja(
+    ninja: str,
+    folder: Path,
+    jobs: int,
+    compiler: Compiler,
+    log: Path,
+    cache: Cache,
+    key: BuildKey,
+    umask: int = process.PRIVATE,
+) -> None:
+    """Run the ``build.ninja`` of a folder. BuildFailed with the first error; the cache keeps the log under the key."""
+    command = [ninja, "-C", str(folder), "-j", str(jobs), "-v"]
+    status, said = process.run(command, log=log, environment=process.clean(os.environ), umask=umask)
+    if status:
+        tool = f"{compiler.kind} {compiler.version}"
+        raise failure.build_failed(key.name, said, failed_command(said) or "ninja", cache.failure_log(key), tool=tool)
 
 
 def _compile_command(plan: Plan, unit: Unit, work: Path) -> tuple[str, ...]:
@@ -373,9 +395,6 @@ def edge(
 
 
 def failed_command(log: str) -> str:
-    """The command line that ninja prints below FAILED."""
-    lines = log.splitlines()
-    for index, line in enumerate(lines[:-1]):
-        if line.startswith("FAILED:"):
-            return lines[index + 1]
-    return "ninja"
+    """The command line that ninja prints below the first FAILED, if there is one."""
+    match = re.search(r"^FAILED:.*\n(.*)", log, re.MULTILINE)
+    return match[1] if match else ""

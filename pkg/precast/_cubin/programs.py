@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.capability import GpuTarget
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion
-from precast._builder import closure, device, failure, flags, nvrtc, nvrtc_child, toolchain
+from precast._builder import closure, device, flags, nvrtc, toolchain
 from precast._builder.cache import Artifact, BuildKey
 from precast._cubin import images
 from precast._load import jit
@@ -55,28 +54,11 @@ def build(
             needed="an NVRTC that knows these",
             fix="pip install -U nvidia-cuda-nvrtc",
         )
-    work = [(source, target) for target in targets for source in programs.sources]
-    wanted = " ".join(map(str, targets))
-    opened: list[
-        nvrtc.Compiler | nvrtc_child.Isolated
-    ] = []  # shared by all threads, and empty as long as there is no cache miss
-    what = f"the device code of {programs.name} for {wanted}"
+    calls = [_call(programs, source, target, compiler, settings) for target in targets for source in programs.sources]
+    what = f"the device code of {programs.name} for {' '.join(map(str, targets))}"
     with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start, libraries=False)
-
-        def one(item: tuple[str, GpuTarget]) -> Artifact:
-            key = make_key(programs, *item, compiler, settings)
-
-            def inside(staging: Path) -> Path:
-                if not opened:
-                    opened.append(nvrtc_child.open_nvrtc(compiler))
-                return _compile(opened[0], programs, *item, compiler, settings, staging, cache.failure_log(key))
-
-            return cache.obtain(key, inside)
-
-        jobs = max(1, min(toolchain.default_jobs(settings), len(work)))
-        with ThreadPoolExecutor(max_workers=jobs) as pool:
-            artifacts = list(pool.map(one, work))
+        artifacts = device.obtain(calls, compiler, cache, toolchain.default_jobs(settings))
         said.end(*artifacts)
     return [_built(artifact, compiler) for artifact in artifacts]
 
@@ -101,41 +83,33 @@ def options(programs: Programs, target: GpuTarget, settings: Settings) -> list[s
     return [*flags.nvrtc_options(target, debug=settings.debug), "--ptxas-options=-v", *programs.flags]
 
 
-def _compile(
-    opened: nvrtc.Compiler | nvrtc_child.Isolated,
-    programs: Programs,
-    source: str,
-    target: GpuTarget,
-    compiler: Nvrtc,
-    settings: Settings,
-    staging: Path,
-    log_file: Path,
-) -> Path:
+def _call(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc, settings: Settings) -> device.Call:
     path = Path(source)
-    text = device.define_lines(programs.defines) + b"#line 1\n" + path.read_bytes()
+    what = f"{programs.name} for {target}"
+
+    def file(done: nvrtc.Compiled) -> tuple[str, bytes]:
+        entries = images.read_entries(done.ptx.decode("utf-8", "replace"), done.log, done.symbols)
+        if not entries:
+            raise BuildFailed(
+                f"{what}: there is no entry point in {path.name}",
+                needed='an extern "C" __global__ function, or an instance of a template, named by instances()',
+            )
+        image = images.Image(path.stem, target, CudaVersion.parse(compiler.version), entries, done.image)
+        return f"{path.stem}.{target}.images", images.pack([image])
+
     folders = (str(path.resolve().parent), *programs.include_dirs)
-    arguments = [*options(programs, target, settings), *(f"--include-path={folder}" for folder in folders)]
-    names = programs.instances.get(path.name, ())
-    ptx = target.kind is TargetKind.PTX
-    name = str(path.resolve()) if settings.debug else path.name
-    done = opened.compile(text, name, {}, arguments, ptx=ptx, instances=names)
-    command = f"NVRTC {compiler.version} ({compiler.path}) {path.name} {' '.join(arguments)}"
-    if done.error is not None:
-        tool = f"NVRTC {compiler.version}"
-        raise failure.build_failed(
-            f"{programs.name} for {target}", done.log or done.error, command, log_file, tool=tool
-        )
-    entries = images.read_entries(done.ptx.decode("utf-8", "replace"), done.log, done.symbols)
-    if not entries:
-        raise BuildFailed(
-            f"{programs.name} for {target}: there is no entry point in {path.name}",
-            needed='an extern "C" __global__ function, or an instance of a template, named by instances()',
-        )
-    image = images.Image(path.stem, target, CudaVersion.parse(compiler.version), entries, done.image)
-    (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
-    payload = staging / f"{path.stem}.{target}.images"
-    payload.write_bytes(images.pack([image]))
-    return payload
+    return device.Call(
+        key=make_key(programs, source, target, compiler, settings),
+        what=what,
+        shown=path.name,
+        source=device.define_lines(programs.defines) + b"#line 1\n" + path.read_bytes(),
+        name=str(path.resolve()) if settings.debug else path.name,
+        headers={},
+        options=(*options(programs, target, settings), *(f"--include-path={folder}" for folder in folders)),
+        target=target,
+        file=file,
+        instances=programs.instances.get(path.name, ()),
+    )
 
 
 def _built(artifact: Artifact, compiler: Nvrtc) -> Built:

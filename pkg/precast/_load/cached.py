@@ -54,7 +54,7 @@ def _key(family: Family, what: Build, builders: Builders, settings: Settings, ca
         if builders.nvrtc is None:
             raise AssertionError(f"a device build of {family.name} was decided without NVRTC: {builders}")
         program = device.read_program(family)
-        return device.image_key(program, what.target, builders.nvrtc, debug=settings.debug, defines={})
+        return device.image_key(program, what.target, builders.nvrtc, debug=settings.debug)
     from precast._builder import host
 
     if builders.compiler is None:

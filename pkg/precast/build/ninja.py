@@ -10,29 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._builder import failure, flags, headers, host, process, toolchain
+from precast._builder import binaries, flags, headers, host, process, toolchain
 from precast._builder.cache import BuildKey, open_cache
 from precast.build import wheel
 from precast.build.extensions import StableExtension
-from precast.errors import KernelError
 
 _LOG, _TOOLS, _TORCH = "build.log", "tools", "torch_stable"
 
 
 def build_library(extension: StableExtension, output: Path, folder: Path, settings: Settings) -> tuple[str, str]:
     """Build ``output`` with its objects in ``folder``; return the compiler's kind and version."""
-    compiler, looked_at = toolchain.find_compiler(settings)
-    ninja, ninja_looked_at = toolchain.find_ninja()
-    if compiler is None or ninja is None:
-        raise KernelError(
-            f"{extension.name} cannot be built",
-            found=(*looked_at, *ninja_looked_at),
-            needed="a C++ compiler and ninja",
-            fix=["apt-get install g++", "pip install ninja"],
-        )
+    compiler, ninja = binaries.host_tools(replace(settings, arch=None), extension.name)
     folder.mkdir(parents=True, exist_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     include = headers.for_extensions()
@@ -40,15 +32,10 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
     wheel.write_changed(folder / _TOOLS, f"{compiler.kind} {compiler.version}\n{_digest(include)}\n".encode())
     text = ninja_file(extension, output.resolve(), folder, compiler.path, compiler.kind, settings)
     (folder / "build.ninja").write_bytes(os.fsencode(text))
-    command = [ninja, "-C", str(folder), "-j", str(toolchain.default_jobs(settings)), "-v"]
-    status, log = process.run(
-        command, log=folder / _LOG, environment=process.clean(os.environ), umask=process.INHERITED
-    )
-    if status:
-        tool = f"{compiler.kind} {compiler.version}"
-        # Kept in the cache, because pip removes the whole folder of an isolated build.
-        kept = open_cache(settings).failure_log(BuildKey(extension.name, {"folder": str(folder.resolve())}))
-        raise failure.build_failed(extension.name, log, host.failed_command(log), kept, tool=tool)
+    # The log of a failure is kept in the cache, because pip removes the whole folder of an isolated build.
+    cache, key = open_cache(settings), BuildKey(extension.name, {"folder": str(folder.resolve())})
+    jobs = toolchain.default_jobs(settings)
+    host.run_ninja(ninja, folder, jobs, compiler, folder / _LOG, cache, key, process.INHERITED)
     return compiler.kind, compiler.version
 
 
@@ -101,20 +88,9 @@ def ninja_file(
             implicit=(_TOOLS,),
         )
     stubs = flags.TORCH[:1]  # the stable ABI is in libtorch_cpu.so alone
-    for soname in stubs:
-        lines += host.edge(soname, (), flags.stub_command(compiler, soname, soname))
-    exports = folder / "exports.map"
-    exports.write_text("{ global: *; };\n", encoding="utf-8")
-    command = flags.host_link_command(
-        compiler,
-        (*flags.link_options(debug=settings.debug), *extension.extra_link_args),
-        objects=tuple(objects),
-        output=str(output),
-        soname=output.name,
-        exports="exports.map",
-        stubs=tuple(f"./{soname}" for soname in stubs),
-    )
-    return "\n".join([*lines, *host.edge(str(output), (*objects, *stubs), command)])
+    (folder / "exports.map").write_text("{ global: *; };\n", encoding="utf-8")
+    link = (*flags.link_options(debug=settings.debug), *extension.extra_link_args)
+    return "\n".join([*lines, *host.link_edges(compiler, link, objects, str(output), output.name, stubs)])
 
 
 def _point(link: Path, target: Path) -> None:

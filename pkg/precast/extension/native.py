@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.machinery
 import importlib.util
-import itertools
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
-from precast._builder import closure, failure, process, python, toolchain
+from precast._builder import closure, failure, host, process, python, toolchain
 from precast._builder.cache import BuildKey, Cache
 from precast._load import dangling, jit, probe, unopened, verdict
 from precast._load.progress import Progress
@@ -200,15 +199,9 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
     status, log = process.run(command, log=staging / "build.log", environment=environment)
     if status:
         tool = f"{builders.compiler.kind} {builders.compiler.version}"
-        raise failure.build_failed(native.name, log, _compile_command(log, command), cache.failure_log(key), tool=tool)
+        shown = host.failed_command(log) or shlex.join(["python", "-m", *command[command.index(_CHILD) :]])
+        raise failure.build_failed(native.name, log, shown, cache.failure_log(key), tool=tool)
     built = sorted((staging / "lib").rglob("*.so"))
     if len(built) != 1:
         raise BuildFailed(f"{native.name}: the build left {len(built)} libraries behind, and one was to come")
     return Path(shutil.move(built[0], staging / built[0].name))
-
-
-def _compile_command(log: str, command: list[str]) -> str:
-    """The command line that ninja prints under FAILED, else the child's, shortened to ``python -m``."""
-    lines = log.splitlines()
-    failed = [after for line, after in itertools.pairwise(lines) if line.startswith("FAILED:")]
-    return failed[0] if failed else shlex.join(["python", "-m", *command[command.index(_CHILD) :]])

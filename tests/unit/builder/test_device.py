@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from precast._abi.capability import GpuTarget
 from precast._builder import device
 from precast.errors import BuildFailed
-
-
-def test_the_program_is_the_named_source_and_not_one_that_it_includes(tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "far.cuh").write_text("// far\n")
-    (tmp_path / "a_near.cuh").write_text('#include "far.cuh"\n')
-    (tmp_path / "kernel.cu").write_text('#include "a_near.cuh"\n')
-    program = device.read_source("mine", tmp_path / "kernel.cu", [tmp_path / "more"])
-    assert (program.family, program.name, program.path) == ("mine", "source/kernel.cu", tmp_path / "kernel.cu")
-    assert program.source == b'#include "a_near.cuh"\n'
-    assert sorted(program.digests) == ["include0/far.cuh", "source/a_near.cuh", "source/kernel.cu"]
-    assert program.folders == (tmp_path, tmp_path / "more")
 
 
 def test_definitions_are_sorted_lines_or_refused() -> None:

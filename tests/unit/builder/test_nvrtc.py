@@ -204,12 +204,6 @@ def test_includes_are_handed_over_as_they_are_spelled(tmp_path: Path) -> None:
     assert set(program.digests) == {"csrc/a/device.cu", "csrc/common/device.cuh", "csrc/common/inner.cuh"}
 
 
-def test_definitions_are_lines_and_nothing_else() -> None:
-    assert device.define_lines({"T": "256", "G": "32"}) == b"#define G 32\n#define T 256\n"
-    with pytest.raises(ValueError, match="not a definition"):
-        device.define_lines({"T": "1\n#include <x>"})
-
-
 def find(tmp_path: Path, exact: str | None = None) -> nvrtc.Nvrtc:
     found, looked_at = nvrtc.find_nvrtc(
         tmp_path / "site" / "torch" / "lib", str(tmp_path / "cuda"), exact, site_dirs=[tmp_path / "other"]

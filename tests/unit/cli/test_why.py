@@ -85,7 +85,7 @@ def device_key(family: str, target: str) -> BuildKey:
 
     known = next(f for f in FAMILIES if f.name == family)
     program = device.read_program(known)
-    return device.image_key(program, GpuTarget.parse(target), ex.nvrtc("13.0.88"), debug=False, defines={})
+    return device.image_key(program, GpuTarget.parse(target), ex.nvrtc("13.0.88"), debug=False)
 
 
 def test_nothing_is_fetched_to_tell_the_key_of_a_library(
