@@ -1,7 +1,7 @@
 """Write what repeats matrix.toml: tables of README and the guides, its picture, what the package knows of toolkits.
 
-The table of settings is written too, from the package's own list, and those of docs/reference/parity.md from the TOML
-file beside it. With --check nothing is written: exit status 1 when a file differs.
+The tables of docs/reference/parity.md are written too, from the TOML file beside it. With --check nothing is written:
+exit status 1 when a file differs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
-from precast._abi.settings import settings_table
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix, TorchRelease
@@ -147,12 +146,6 @@ def wheels(known: Matrix, text: str) -> str:
     return _with_words(text, r"The \d+ wheels serve \d+ of them", serve)
 
 
-def settings(_known: Matrix, text: str) -> str:
-    """The table of environment variables, from the package's list."""
-    header, _, *rows = settings_table().splitlines()
-    return _with_rows(text, header, [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows])
-
-
 def parities(_known: Matrix, text: str) -> str:
     """The tables of what stands in for the older packages, from the file beside the page."""
     head, mark, _ = text.partition(PARITY)
@@ -241,7 +234,6 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "docs/questions.md": ruled,
     "docs/concepts/wheels.md": wheels,
     "docs/images/matrix.svg": drawn,
-    "docs/reference/settings.md": settings,
     "docs/reference/parity.md": parities,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }

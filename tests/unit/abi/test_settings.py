@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from precast._abi.label import Label
-from precast._abi.settings import VARIABLES, JitMode, Settings, Variable, settings_table
+from precast._abi.settings import VARIABLES, JitMode, Settings, Variable
 from precast._abi.version import Release
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
@@ -139,13 +140,9 @@ def test_what_is_read_at_run_time_is_judged_there() -> None:
         Settings.from_env({"MAX_JOBS": "many", "PRECAST_LABEL": "bogus"}, at_run=True)
 
 
-def test_the_page_in_the_docs_holds_the_table() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert settings_table() in page, (
-        f"replace the table of {PAGE} by what precast._abi.settings.settings_table() returns"
-    )
-    for variable in VARIABLES:
-        assert settings_table().count(f"| `{variable.name}` |") == 1
+def test_the_page_in_the_docs_has_a_row_for_each() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(variable.name, variable.when) for variable in VARIABLES]
 
 
 @pytest.mark.parametrize(
