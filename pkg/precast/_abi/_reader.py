@@ -41,12 +41,12 @@ def parse_object(text: str) -> dict[str, object]:
         raise ManifestError(f"$: not JSON: {error}") from error
     except RecursionError as error:
         raise ManifestError("$: not a manifest: nested too deeply") from error
-    return _object(value, "$")
+    return mapping(value, "$")
 
 
 def fields(value: object, where: str, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
     """An object with exactly these keys, each read by its reader."""
-    given = _object(value, where)
+    given = mapping(value, where)
     found = {}
     for key, read in readers.items():
         if key not in given:
@@ -82,6 +82,13 @@ def boolean(value: object, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
         raise ManifestError(f"{where}: wanted true or false, found {_kind(value)}")
+    return value
+
+
+def mapping(value: object, where: str) -> dict[str, object]:
+    """An object with any keys."""
+    if not isinstance(value, dict):
+        raise ManifestError(f"{where}: wanted an object, found {_kind(value)}")
     return value
 
 
@@ -126,9 +133,15 @@ def checked(is_right: Callable[[str], bool], wanted: str) -> Reader[str]:
     return read
 
 
-def exactly(wanted: str, where_from: str) -> Reader[str]:
-    """One text alone."""
-    return checked(lambda found: found == wanted, f"{wanted!r} {where_from}")
+def exactly(wanted: T, where_from: str) -> Reader[T]:
+    """One value alone."""
+
+    def read(value: object, where: str) -> T:
+        if type(value) is not type(wanted) or value != wanted:
+            raise ManifestError(f"{where}: wanted {wanted!r} {where_from}, found {value!r}")
+        return wanted
+
+    return read
 
 
 def hexadecimal(least: int, most: int, wanted: str) -> Reader[str]:
@@ -221,12 +234,6 @@ def is_python(found: str) -> bool:
     return found in ("none", "abi3") or (
         found.startswith("cp3") and found.isascii() and minor.isdecimal() and len(minor) <= 2
     )
-
-
-def _object(value: object, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ManifestError(f"{where}: wanted an object, found {_kind(value)}")
-    return value
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

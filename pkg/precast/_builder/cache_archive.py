@@ -19,19 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from precast._abi import _reader as read
 from precast._builder.archives import BadArchive, Tar, open_tar
 from precast._builder.cache import BuildKey, Cache
 from precast._builder.cache_tools import Entry
+from precast._builder.entry import FIELDS
 from precast.errors import KernelError
 
 MANIFEST = "precast-cache.json"
 SCHEMA = 1
 _MANIFEST_BYTES = 8 << 20  # a manifest needs a few kilobytes for each entry
-_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the export holds one whole payload in memory
 _MODES = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".tar": "w"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
-_FILE = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
-_FIELDS = {"name": str, "inputs": dict, "payload": str, "sha256": str, "bytes": int, "seconds": float}
+_ENTRY = {"name": read.checked(lambda name: _NAME.fullmatch(name) is not None, "the name of a build"), **FIELDS}
+_ARCHIVE = {"schema": read.exactly(SCHEMA, "of this precast"), "entries": read.each(read.record(dict, _ENTRY))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +124,14 @@ def _checked(archive: Path, tar: Tar) -> tuple[Item, ...]:
 def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
     """The items of a manifest by their names in the archive. Inputs that no key can have, such as NaN, are refused."""
     try:
-        manifest = json.loads(text)
-        if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-            raise ValueError(f"not a manifest of schema {SCHEMA}")
-        items = [_parse_item(entry) for entry in manifest["entries"]]
+        entries = read.fields(read.parse_object(text.decode()), "$", _ARCHIVE)["entries"]
+        items = [Item(BuildKey(entry.pop("name"), entry.pop("inputs")), **entry) for entry in entries]
         named = {item.member: item for item in items}
         if len(named) != len(items):
             raise ValueError("an entry comes twice")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} of export-cache") from error
     return named
-
-
-def _parse_item(entry: Any) -> Item:
-    for field, kind in _FIELDS.items():
-        value = entry[field]
-        if not isinstance(value, kind) and not (kind is float and type(value) is int):
-            raise ValueError(f"{field} is {value!r}")
-    if not _NAME.fullmatch(entry["name"]) or not _FILE.fullmatch(entry["payload"]) or "/" in entry["payload"]:
-        raise ValueError(f"{entry['name']!r} and {entry['payload']!r} do not name an entry and its file")
-    if entry["payload"] in {"meta.json", "build.log"} or not 0 <= entry["bytes"] <= _PAYLOAD_BYTES:
-        raise ValueError(f"{entry['payload']!r} of {entry['bytes']} bytes cannot be what was built")
-    if not 0 <= entry["seconds"] < 1e9:  # also refuses NaN
-        raise ValueError(f"seconds is {entry['seconds']}")
-    key = BuildKey(entry["name"], entry["inputs"])
-    return Item(key, entry["payload"], entry["sha256"], entry["bytes"], float(entry["seconds"]))
 
 
 def _store(archive: Path, tar: Tar, member: tarfile.TarInfo, item: Item, cache: Cache, folder: Path) -> None:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from precast._abi import _reader as read
 from precast._abi.build_info import MAX_FILE_BYTES
 from precast._builder import files, trust
 
@@ -24,9 +25,7 @@ from precast._builder import files, trust
 SCHEMA = 1
 META, LOG_NAME = "meta.json", "build.log"
 _META_BYTES = 1 << 24  # a hundred times the need of the largest family; a longer file was not written by us
-_KEYS = {"schema", "key", "payload", "sha256", "bytes", "seconds", "inputs"}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class NotWhole(Exception):
@@ -83,27 +82,14 @@ class Meta:
         if len(data) > _META_BYTES:
             raise NotWhole(f"{META} has {len(data)} bytes")
         try:
-            raw = json.loads(data.decode("utf-8"), object_pairs_hook=_no_twins, parse_constant=_no_constant)
+            found = read.fields(read.parse_object(data.decode()), "$", _META)
+            digest = BuildKey("", found["inputs"]).digest
         except (ValueError, RecursionError) as error:
-            raise NotWhole(f"{META} cannot be read: {error}") from error
-        if not isinstance(raw, dict) or raw.keys() != _KEYS:
-            raise NotWhole(f"{META} has other keys than an entry")
-        if raw["schema"] != SCHEMA:
-            raise NotWhole(f"{META} has schema {raw['schema']!r}, and {SCHEMA} is known")
-        _want(_matches(_SHA256, raw["key"]), "key", raw["key"])
-        _want(_matches(_SHA256, raw["sha256"]), "sha256", raw["sha256"])
-        payload = raw["payload"]
-        _want(_matches(_PLAIN_NAME, payload) and payload not in {META, LOG_NAME}, "payload", payload)
-        _want(type(raw["bytes"]) is int and 0 <= raw["bytes"] <= MAX_FILE_BYTES, "bytes", raw["bytes"])
-        _want(type(raw["seconds"]) in (int, float) and 0 <= raw["seconds"] < 1e9, "seconds", raw["seconds"])
-        _want(isinstance(raw["inputs"], dict), "inputs", type(raw["inputs"]).__name__)
-        try:
-            digest = BuildKey("", raw["inputs"]).digest
-        except (ValueError, RecursionError) as error:
-            raise NotWhole(f"{META} holds inputs that no key has: {error}") from error
-        if digest != raw["key"]:
-            raise NotWhole(f"{META} holds the inputs of {digest[:16]}, and says {raw['key'][:16]}")
-        return cls(raw["key"], raw["payload"], raw["sha256"], raw["bytes"], raw["seconds"], raw["inputs"])
+            raise NotWhole(f"{META}: {error}") from error
+        if digest != found["key"]:
+            raise NotWhole(f"{META} holds the inputs of {digest[:16]}, and says {found['key'][:16]}")
+        del found["schema"]
+        return cls(size=found.pop("bytes"), **found)
 
 
 def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] | None:
@@ -147,21 +133,23 @@ def check_payload(entry: Path, meta: Meta, *, owner: int | None) -> Path:
     return payload
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
+def _is_payload(name: str) -> bool:
+    return _PLAIN_NAME.fullmatch(name) is not None and name not in {META, LOG_NAME}
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
+def _seconds(value: object, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
+        raise read.ManifestError(f"{where}: wanted seconds, found {value!r}")
+    return float(value)
 
 
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _want(good: bool, key: str, value: object) -> None:
-    if not good:
-        raise NotWhole(f"{META} has {key} {str(value)[:80]!r}")
+_SHA256 = read.hexadecimal(64, 64, "64 lower-case hexadecimal digits")
+# How an entry is described, here and in an archive of entries.
+FIELDS: Mapping[str, read.Reader[Any]] = {
+    "payload": read.checked(_is_payload, "a plain file name"),
+    "sha256": _SHA256,
+    "bytes": read.within(MAX_FILE_BYTES),
+    "seconds": _seconds,
+    "inputs": read.mapping,
+}
+_META = {"schema": read.exactly(SCHEMA, "of this precast"), "key": _SHA256, **FIELDS}

@@ -65,11 +65,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "softmax.cubin has 0 bytes, 4 in meta.json"),
     "gone": (lambda e: (e / "softmax.cubin").unlink(), "softmax.cubin: No such file"),
     "no meta": (lambda e: (e / "meta.json").unlink(), "meta.json: No such file"),
-    "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json cannot be read"),
-    "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json has other keys"),
-    "half": (lambda e: edit(e, payload=None), "payload 'None'"),
+    "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json: $: not JSON"),
+    "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json: $: wanted an object"),
+    "half": (lambda e: edit(e, payload=None), "payload: wanted a string"),
     "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "holds the inputs of"),
-    "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload '../"),
+    "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload: wanted a plain file name"),
     "a link": (link, "softmax.cubin: a link, not a regular file"),
 }
 

@@ -45,26 +45,26 @@ def edit(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 LIES = [
-    (edit(payload="../../../etc/passwd"), "payload '../../../etc/passwd'"),
+    (edit(payload="../../../etc/passwd"), "payload: wanted a plain file name, found '../../../etc/passwd'"),
     (edit(payload="/etc/passwd"), "payload"),
     (edit(payload=".."), "payload"),
-    (edit(payload="meta.json"), "payload 'meta.json'"),
-    (edit(payload="build.log"), "payload 'build.log'"),
+    (edit(payload="meta.json"), "payload: wanted a plain file name, found 'meta.json'"),
+    (edit(payload="build.log"), "found 'build.log'"),
     (edit(payload="out.so\n"), "payload"),
-    (edit(payload=None), "payload 'None'"),
+    (edit(payload=None), "payload: wanted a string, found null"),
     (edit(bytes=8), r"has 7 bytes, 8 in meta.json"),
-    (edit(bytes=True), "bytes 'True'"),
-    (edit(bytes=-1), "bytes '-1'"),
+    (edit(bytes=True), "bytes: wanted a whole number"),
+    (edit(bytes=-1), "bytes: wanted 0 to 4294967296, found -1"),
     (edit(sha256="0" * 64), "has sha256 239f59ed"),
-    (edit(sha256="0" * 63), "sha256 '000"),
+    (edit(sha256="0" * 63), "sha256: wanted 64 lower-case hexadecimal digits"),
     (edit(key="0" * 64), "holds the inputs of "),
     (edit(inputs={}), "holds the inputs of "),
-    (edit(inputs=[]), "inputs 'list'"),
-    (edit(seconds="1"), "seconds '1'"),
-    (edit(seconds=-1), "seconds '-1'"),
-    (edit(schema=2), "schema 2, and 1 is known"),
-    (edit(more=1), "other keys"),
-    (lambda meta: {key: value for key, value in meta.items() if key != "seconds"}, "other keys"),
+    (edit(inputs=[]), "inputs: wanted an object, found a list"),
+    (edit(seconds="1"), "seconds: wanted seconds, found '1'"),
+    (edit(seconds=-1), "found -1"),
+    (edit(schema=2), "schema: wanted 1 of this precast, found 2"),
+    (edit(more=1), "unknown keys"),
+    (lambda meta: {key: value for key, value in meta.items() if key != "seconds"}, "seconds: missing"),
 ]
 
 
@@ -117,7 +117,7 @@ def test_a_size_that_no_file_may_have_is_refused_with_nothing_read(tmp_path: Pat
     meta = json.loads((entry / "meta.json").read_text())
     (entry / "meta.json").write_text(json.dumps(meta | {"bytes": odd.HUGE}))
     odd.put("sparse", entry / "out.so")
-    with odd.no_hang(), pytest.raises(NotWhole, match=f"bytes '{odd.HUGE}'"):
+    with odd.no_hang(), pytest.raises(NotWhole, match=f"found {odd.HUGE}"):
         verify(entry, KEY.digest, owner=os.getuid())
 
 
