@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from email import message_from_bytes
 from pathlib import Path
@@ -96,20 +96,38 @@ class Contents:
 
 def read(path: Path) -> Contents:
     """Read a wheel, a folder or a library. KernelError if there is no library in it, or it cannot be read."""
-    with ExitStack() as stack:
-        match = NAME.fullmatch(path.name) if path.is_file() else None
-        if path.suffix == ".whl":
-            if match is None:
-                raise KernelError(f"{path.name} is not the name of a wheel", needed="name-version-python-abi-platform")
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="precast-xray-")))
-            try:
-                with archives.open_zip(path) as archive:
-                    archive.extract_all(root)
-            except archives.BadArchive as error:
-                raise KernelError(f"{path} cannot be read as a wheel", found=str(error)) from error
-        else:
-            root = path
+    if path.suffix != ".whl":
+        return _contents(path, path, None)
+    match = name_of(path)
+    with unpacked(path) as root:
         return _contents(path, root, match)
+
+
+def name_of(wheel: Path) -> re.Match[str]:
+    """The parts of the name of a wheel: name, version, python, abi and platform. KernelError for any other name."""
+    match = NAME.fullmatch(wheel.name)
+    if match is None:
+        raise KernelError(f"{wheel.name} is not the name of a wheel", needed="name-version-python-abi-platform.whl")
+    return match
+
+
+@contextmanager
+def opened(wheel: Path) -> Iterator[archives.Zip]:
+    """The archive of a wheel. KernelError if it cannot be read."""
+    try:
+        with archives.open_zip(wheel) as archive:
+            yield archive
+    except (archives.BadArchive, OSError) as error:
+        raise KernelError(f"{wheel} cannot be read as a wheel", found=str(error)) from error
+
+
+@contextmanager
+def unpacked(wheel: Path) -> Iterator[Path]:
+    """A temporary folder with the files of a wheel. KernelError if it cannot be read."""
+    with tempfile.TemporaryDirectory(prefix="precast-wheel-") as folder:
+        with opened(wheel) as archive:
+            archive.extract_all(Path(folder))
+        yield Path(folder)
 
 
 def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:

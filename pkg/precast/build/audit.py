@@ -13,14 +13,13 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from email import message_from_bytes
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, HostKind, by_file
 from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
-from precast._builder import archives, bindings, elf, fatbin, packing, xray, xray_verdict
+from precast._builder import bindings, elf, fatbin, packing, xray, xray_verdict
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
 from precast.build import ownership, trial, wheel
@@ -38,7 +37,8 @@ def report(paths: Sequence[Path]) -> int:
     owners: dict[str, str] = {}
     for path in paths:
         imported = 0
-        with _unpacked(path) as (root, match):
+        match = xray.name_of(path)
+        with xray.unpacked(path) as root:
             infos, violations = _judge(root, match)
             violations += ownership.shared(_names(root), path.name, owners)
             if not violations:
@@ -59,24 +59,10 @@ def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
 
     Raises KernelError if the file is not a wheel.
     """
-    with _unpacked(path) as (root, match):
+    match = xray.name_of(path)
+    with xray.unpacked(path) as root:
         infos, violations = _judge(root, match)
     return violations, infos
-
-
-@contextmanager
-def _unpacked(path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    """A folder with the files of a wheel, and the parts of its name."""
-    match = xray.NAME.fullmatch(path.name)
-    if match is None:
-        raise KernelError(f"{path.name} is not the name of a wheel")
-    with tempfile.TemporaryDirectory(prefix="precast-audit-") as folder:
-        try:
-            with archives.open_zip(path) as archive:
-                archive.extract_all(Path(folder))
-        except archives.BadArchive as error:
-            raise KernelError(f"{path} cannot be read as a wheel: {error}") from error
-        yield Path(folder), match
 
 
 def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Violation]]:

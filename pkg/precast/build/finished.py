@@ -60,9 +60,7 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     KernelError for a library that no guard can stand for, and for one whose torch is not known.
     """
     contents = linked.findable(xray.read(path))
-    match = xray.NAME.fullmatch(path.name)
-    if match is None or contents.tag is None:
-        raise KernelError(f"{path} is not a wheel", needed="name-version-python-abi-platform.whl")
+    match = xray.name_of(path)
     files = _files(path)
     for name in OWN[:2]:
         if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
@@ -71,7 +69,7 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     label = _label(contents.version, torch)
     if not label.text and manifests:
         label = manifests[0][1].label
-    made = Finished(path, match["name"], contents.version, contents.tag[2], label, {})
+    made = Finished(path, match["name"], contents.version, match["platform"], label, {})
     taken = set[str]()
     for folder, info, listed in manifests:
         paths = {file.path: _placed(file) for file in info.host}

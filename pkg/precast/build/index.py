@@ -15,7 +15,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo
-from precast._builder import archives, index_pages, xray
+from precast._builder import index_pages, xray
 from precast._load import prebuilt
 from precast.build import wheel as wheel_rules
 from precast.errors import KernelError
@@ -42,10 +42,7 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
     """
     placed = []
     for wheel in wheels:
-        match = xray.NAME.fullmatch(wheel.name)
-        if match is None:
-            raise KernelError(f"{wheel.name} is not the name of a wheel")
-        folder = site / label_of(wheel) / index_pages.normal(match["name"])
+        folder = site / label_of(wheel) / index_pages.normal(xray.name_of(wheel)["name"])
         target = folder / wheel.name
         if target.exists() and target.read_bytes() != wheel.read_bytes():
             raise KernelError(
@@ -68,12 +65,9 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
 
 def label_of(wheel: Path) -> str:
     """The label that all manifests of a wheel name; ``all`` if they name none, or more than one."""
-    try:
-        with archives.open_zip(wheel) as archive:
-            ours = [one for one in archive.files if one.filename.endswith(f"_C/{prebuilt.MANIFEST}")]
-            labels = {BuildInfo.from_json(archive.read(one).decode()).label.text for one in ours}
-    except archives.BadArchive as error:
-        raise KernelError(f"{wheel} cannot be read as a wheel: {error}") from error
+    with xray.opened(wheel) as archive:
+        ours = [one for one in archive.files if one.filename.endswith(f"_C/{prebuilt.MANIFEST}")]
+        labels = {BuildInfo.from_json(archive.read(one).decode()).label.text for one in ours}
     return labels.pop() if len(labels) == 1 and "" not in labels else "all"
 
 

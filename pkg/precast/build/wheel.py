@@ -12,7 +12,7 @@ from precast._abi.host import TorchInfo
 from precast._abi.label import Label
 from precast._abi.torch_abi import AbiKind
 from precast._abi.version import CudaVersion, Release
-from precast._builder import archives, sources
+from precast._builder import archives, sources, xray
 from precast.errors import KernelError
 
 # The whole text of a guard. `import` reaches the compiled module only through it, so no import bypasses the checks.
@@ -110,11 +110,8 @@ def digest(paths: Iterable[str]) -> str:
 
 def metadata(path: Path) -> bytes:
     """METADATA of a finished wheel. KernelError if the file is no wheel."""
-    try:
-        with archives.open_zip(path) as archive:
-            found = [one for one in archive.files if re.fullmatch(r"[^/]+\.dist-info/METADATA", one.filename)]
-            if len(found) != 1:
-                raise archives.BadArchive(f"{len(found)} METADATA, not one")
-            return archive.read(found[0])
-    except (archives.BadArchive, OSError) as error:
-        raise KernelError(f"{path} is not a wheel", found=str(error)) from error
+    with xray.opened(path) as archive:
+        found = [one for one in archive.files if re.fullmatch(r"[^/]+\.dist-info/METADATA", one.filename)]
+        if len(found) != 1:
+            raise archives.BadArchive(f"{len(found)} METADATA, not one")
+        return archive.read(found[0])
