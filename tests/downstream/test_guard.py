@@ -254,9 +254,6 @@ def test_a_processor_without_the_instructions_is_refused(
 
 def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     module = library(tmp_path, MODULE.format(name="_C", mark=1))
-    inner = library(tmp_path, OPS.format(mark=1), "-Wl,-soname,libinner.so")
-    (tmp_path / "libinner.so").write_bytes(inner)
-    outer = library(tmp_path, OPS.format(mark=2), "-L.", "-linner")
     alone = library(tmp_path, "int f;", torch_linked=False)
     absent = library(
         tmp_path, "namespace at { int no_such(); }\n" + OPS.format(mark=1).replace("get_num", "no_such_num")
@@ -264,12 +261,16 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
     init: dict[str, bytes | str] = {"ops/__init__.py": INIT}
     cases: list[tuple[dict[str, bytes | str], tuple[str, ...], str]] = [
         ({f"ops/_C{SUFFIX}": module}, (), "classic C++ that torch"),
-        ({"ops/_ops.so": outer, "ops/libinner.so": inner}, ("--torch", this_torch()), "libinner.so of the same wheel"),
         ({"ops/_plain.so": alone}, ("--torch", this_torch()), "neither PyInit nor a name of torch's"),
         ({"ops/_ops.so": absent}, ("--torch", this_torch()), "which torch 2"),
+        (
+            {f"ops/_C{SUFFIX}": module},
+            ("--torch", "2.1.0"),
+            "found   a build for torch 2.1\n  needed  one for torch 2.4 or newer",
+        ),
         ({f"ops/_C{SUFFIX}": module, "ops/_C.py": "x = 1"}, ("--torch", this_torch()), "two meanings of ops/_C.py"),
         ({f"ops/_C{SUFFIX}": module, "stray.txt": "x"}, ("--torch", this_torch()), "ownership: stray.txt"),
-        ({"ops/libtorch_cpu.so": inner}, ("--torch", this_torch()), "a copy of torch's"),
+        ({"ops/libtorch_cpu.so": module}, ("--torch", this_torch()), "a copy of torch's"),
     ]
     for files, options, why in cases:
         assert why in refused(capsys, tmp_path / "out", make({**init, **files}), *options)

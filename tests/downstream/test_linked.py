@@ -112,7 +112,7 @@ def test_a_library_of_ops_that_another_links_keeps_its_place(
     files = pair.files()
     del files[f"ops.libs/{pair.soname}"]
     files |= {"ops/__init__.py": INIT + LOADS.format(file=pair.soname), "ops/lib/__init__.py": ""}
-    files[f"ops/lib/{pair.soname}"] = pair.inner(5, source=INNER + OPS)
+    files[f"ops/lib/{pair.soname}"] = files[f"ops/lib/{pair.soname}.1.2"] = pair.inner(5, source=INNER + OPS)
     wheel = guarded(tmp_path / "out", make(files), torch=this_torch())
     inner, module = sorted(manifest(wheel).host, key=lambda file: len(file.links))
     assert inner.kind is HostKind.LIBRARY and module.links == ((pair.soname, inner.path),)

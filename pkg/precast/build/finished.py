@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, HostKind
 from precast._abi.label import Label
-from precast._abi.torch_abi import Exact
+from precast._abi.torch_abi import CLASSIC_FLOOR, Exact
 from precast._abi.version import TorchVersion
 from precast._builder import archives, torch_names, xray, xray_verdict
 from precast._load import answers, prebuilt
@@ -145,8 +145,9 @@ def _folders(
     for library in libraries:
         for one in links[library.path] if library.path in guards else ():
             inside_of = places[library.path].removesuffix("_C")
-            if one.path in guards and not one.is_module and one.path.startswith(inside_of or "/"):
-                places[one.path] = places[library.path]
+            for copy in (other for other in libraries if other.data == one.data and other.path in guards):
+                if not copy.is_module and copy.path.startswith(inside_of or "/"):
+                    places[copy.path] = places[library.path]
     found: dict[str, dict[str, tuple[xray.Library, HostFile]]] = {}
     for library in libraries:
         if library.path in guards:
@@ -209,6 +210,8 @@ def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersio
     if missing.get(release):
         found = f"{missing[release][0]}, which torch {release} does not have"
         raise _bad(library, found, f"torch {', '.join(map(str, fitting)) or 'of another release'}")
+    if release < CLASSIC_FLOOR:
+        raise _bad(library, f"a build for torch {release}", f"one for torch {CLASSIC_FLOOR} or newer")
     default = next((one.cxx11 for one in torch_names.recorded() if one.release == release), True)
     return Exact(release, default if library.cxx11 is None else library.cxx11)
 
