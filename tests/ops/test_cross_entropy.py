@@ -133,6 +133,12 @@ def test_no_rows(shape: tuple[int, ...], device: str) -> None:
     loss = ops.cross_entropy(x, target, reduction="sum")
     assert loss.item() == 0
     assert torch.autograd.grad(loss, x)[0].shape == shape
+    assert ops.cross_entropy(x, target).isnan()  # as in torch
+    assert ops.cross_entropy(x, target, num_items_in_batch=7).item() == 0
+    weight = torch.ones(5, 8, device=device, requires_grad=True)
+    loss = ops.linear_cross_entropy(x, weight, target)
+    assert loss.isnan()
+    assert not torch.autograd.grad(loss, weight)[0].any()
 
 
 def test_a_batch_without_a_row_that_counts(device: str) -> None:
@@ -142,6 +148,11 @@ def test_a_batch_without_a_row_that_counts(device: str) -> None:
         assert loss.isnan()  # as in torch
         assert (torch.autograd.grad(loss, x)[0].nan_to_num() == 0).all()
         assert ops.cross_entropy(x, target, weight, num_items_in_batch=7).item() == 0
+
+
+def test_rows_without_features(device: str) -> None:
+    x, weight, target = made(6, 0, device=device), made(9, 0, device=device), targets(6, 9, device)
+    torch.testing.assert_close(ops.linear_cross_entropy(x, weight, target).cpu(), torch.tensor(9.0).log())
 
 
 def test_num_items_in_batch(device: str) -> None:
@@ -422,6 +433,16 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "ignored": (lambda x, t: ops.cross_entropy(x, t, ignore_index=1 << 99), ValueError, "needed an integer of 64 bits"),
     "group": (lambda x, t: ops.cross_entropy(x, t, group="all"), TypeError, "group is a str; needed a torch.distribut"),
     "workspace": (lambda x, t: ops.linear_cross_entropy(x, x, t, workspace_mb=0), RuntimeError, "workspace_mb is 0; "),
+    "items": (
+        lambda x, t: ops.cross_entropy(x, t, num_items_in_batch=torch.ones(2)),
+        ValueError,
+        r"num_items_in_batch has shape \(2,\); needed one number",
+    ),
+    "a gradient for the classes": (
+        lambda x, t: ops.cross_entropy(x, t, torch.ones(9, device=x.device, requires_grad=True)),
+        RuntimeError,
+        r"weight requires grad, and the loss has no gradient for it; needed weight.detach\(\)",
+    ),
     "scale": (
         lambda x, t: RAW.cross_entropy_scale_(x, torch.ones(3, device=x.device)),
         RuntimeError,
@@ -500,6 +521,8 @@ def shards_refuse() -> None:
     x = made(3, 20).requires_grad_()
     with pytest.raises(RuntimeError, match="a target is no class; needed 0 to 39"):
         ops.cross_entropy(x, torch.tensor([0, 40, 1]), group=dist.group.WORLD)
+    with pytest.raises(RuntimeError, match="label_smoothing is 2; needed a number from 0 to 1"):
+        ops.cross_entropy(x, torch.tensor([0, 4, 1]), group=dist.group.WORLD, label_smoothing=2)
     with pytest.raises(ValueError, match="in_place with a group; needed one of them"):
         ops.cross_entropy(x, torch.tensor([0, 4, 1]), group=dist.group.WORLD, in_place=True)
     loss = ops.cross_entropy(x, torch.tensor([0, 4, -100]), group=dist.group.WORLD)

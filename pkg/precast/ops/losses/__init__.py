@@ -25,7 +25,7 @@ from torch import Tensor
 from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
 from precast.ops.losses import _linear
-from precast.ops.losses._ops import IN_PLACE, LOSS, check_options, check_readable, class_weights, factors
+from precast.ops.losses._ops import IN_PLACE, LOSS, check_options, check_readable, class_weights, factors, reduced
 from precast.ops.losses._shards import over_shards
 
 
@@ -91,8 +91,7 @@ def cross_entropy(
     except _checks.CONFUSED:
         _checks.explain(cross_entropy, locals())
         raise
-    found: Tensor = losses if reduction == "none" else losses.sum()
-    return found
+    return reduced(losses, target, reduction, num_items_in_batch)
 
 
 def linear_cross_entropy(
@@ -158,8 +157,8 @@ def linear_cross_entropy(
         inputs = _linear.as_autocast(input, linear_weight, linear_bias)
         rows = _linear.rows_at_once(*inputs[:2], workspace_mb, accumulate_in_float32)
         plan = (*options, rows, accumulate_in_float32, reduction == "none")
-        found: Tensor = _linear.Loss.apply(*inputs, target, columns, scale, *plan)  # type: ignore[no-untyped-call]
+        losses = _linear.Loss.apply(*inputs, target, columns, scale, *plan)  # type: ignore[no-untyped-call]
     except _checks.CONFUSED:
         _checks.explain(linear_cross_entropy, locals())
         raise
-    return found
+    return reduced(losses, target, reduction, num_items_in_batch)

@@ -129,7 +129,7 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The losses, and the wanted ones of the gradients of ``x``, ``linear`` and ``bias``."""
     (x, linear, bias, target, weight, factors), (step, in_float32) = inputs, room
-    flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    flat, targets = x.reshape(target.numel(), x.shape[-1]), target.reshape(-1)
     rows, classes = flat.shape[0], linear.shape[0]
     logits = x.new_empty((min(step, rows), classes))
     losses = torch.empty(rows, dtype=torch.float32, device=x.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -21,8 +22,14 @@ def check_options(op: str, reduction: str, num_items: int | Tensor | None, ignor
         raise ValueError(f"{op}: reduction is {reduction!r}; needed 'mean', 'sum' or 'none'")
     if num_items is not None and reduction != "mean":
         raise ValueError(f"{op}: num_items_in_batch with reduction {reduction!r}; needed 'mean', which divides by it")
+    if isinstance(num_items, Tensor) and num_items.numel() != 1:
+        raise ValueError(f"{op}: num_items_in_batch has shape {tuple(num_items.shape)}; needed one number")
     if not -(1 << 63) <= ignore_index < 1 << 63:
         raise ValueError(f"{op}: ignore_index is {ignore_index}; needed an integer of 64 bits")
+
+
+def check_smoothing(op: str, share: float) -> None:
+    require(0 <= share <= 1, lambda: f"{op}: label_smoothing is {share:g}; needed a number from 0 to 1")
 
 
 def check_readable(op: str, **tensors: Tensor | None) -> None:
@@ -45,7 +52,17 @@ def class_weights(op: str, weight: Tensor | None, x: Tensor, shape: torch.Size, 
     check_readable(op, weight=weight)
     same_device(op, "weight", weight, x, called)
     require(weight.shape == shape, lambda: f"{op}: weight has shape {tuple(weight.shape)}; needed {tuple(shape)}")
+    require(
+        not (weight.requires_grad and torch.is_grad_enabled()),
+        lambda: f"{op}: weight requires grad, and the loss has no gradient for it; needed weight.detach()",
+    )
     return weight.float()
+
+
+def reduced(losses: Tensor, target: Tensor, reduction: str, num_items: int | Tensor | None) -> Tensor:
+    """The sum of losses that are multiplied already; a mean over no rows is NaN."""
+    total = losses if reduction == "none" or losses.dim() == 0 else losses.sum()
+    return total + torch.nan if reduction == "mean" and num_items is None and target.numel() == 0 else total
 
 
 def factors(
@@ -103,22 +120,18 @@ def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
     return grad
 
 
+_TENSORS = 4  # of the arguments of a loss; three options follow
+_NO_OTHERS = (None,) * 6  # the gradients of all arguments after the logits
+
+
 class _Loss(torch.autograd.Function):
     """The gradient is computed with the loss. A second backward pass computes it once more, from the logits."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        compute: Callable[..., Any],
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        factors: Tensor | None,
-        *options: Any,
-    ) -> tuple[Tensor, Tensor]:
-        losses, lse, grad = _WITH_GRAD(logits, target, weight, factors, *options)
-        ctx.save_for_backward(grad, logits, target, weight, factors)
-        ctx.options, ctx.taken = options, False
+    def forward(ctx: Any, compute: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
+        losses, lse, grad = _WITH_GRAD(*given)
+        ctx.save_for_backward(grad, *given[:_TENSORS])
+        ctx.options, ctx.taken = given[_TENSORS:], False
         ctx.mark_non_differentiable(lse)
         return losses, lse
 
@@ -129,18 +142,16 @@ class _Loss(torch.autograd.Function):
         if ctx.taken:
             grad = _WITH_GRAD(*inputs, *ctx.options)[2]
         ctx.taken = True
-        return None, scale_rows(grad, slope), None, None, None, None, None, None
+        return None, scale_rows(grad, slope), *_NO_OTHERS
 
 
 class _InPlace(torch.autograd.Function):
     """The gradient lies over the logits."""
 
     @staticmethod
-    def forward(
-        ctx: Any, compute: Callable[..., Any], logits: Tensor, target: Tensor, *others: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, compute: Callable[..., Any], logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         _refuse_needed(logits)
-        losses, lse = compute(logits, target, *others)
+        losses, lse = compute(logits, *others)
         ctx.save_for_backward(logits)
         ctx.taken = False
         ctx.mark_non_differentiable(lse)
@@ -156,7 +167,7 @@ class _InPlace(torch.autograd.Function):
             )
         ctx.taken = True
         (grad,) = ctx.saved_tensors
-        return None, scale_rows(grad.detach(), slope), None, None, None, None, None, None
+        return None, scale_rows(grad.detach(), slope), *_NO_OTHERS
 
 
 def _refuse_gradient(*_: Any) -> NoReturn:
@@ -206,25 +217,20 @@ def _check_target(op: str, logits: Tensor, target: Tensor, weight: Tensor | None
         _check_numbers(op, "weight", weight, logits, logits.shape[-1])
 
 
-def _checked(op: str) -> Callable[..., None]:
-    def check(
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        factors: Tensor | None,
-        ignore_index: int,
-        label_smoothing: float,
-        z_loss: float,
-    ) -> None:
-        _check_target(op, logits, target, weight)
-        if factors is not None:
-            _check_numbers(op, "factors", factors, logits, 1 if weight is None else 2)
-        require(
-            0 <= label_smoothing <= 1,
-            lambda: f"{op}: label_smoothing is {label_smoothing:g}; needed a number from 0 to 1",
-        )
-
-    return check
+def _check(
+    op: str,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    factors: Tensor | None,
+    _: int,
+    label_smoothing: float,
+    __: float,
+) -> None:
+    _check_target(op, logits, target, weight)
+    if factors is not None:
+        _check_numbers(op, "factors", factors, logits, 1 if weight is None else 2)
+    check_smoothing(op, label_smoothing)
 
 
 def _check_backward(logits: Tensor, target: Tensor, given: Tensor, weight: Tensor | None) -> None:
@@ -263,15 +269,18 @@ def _two(logits: Tensor, target: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 with namespace.family("cross_entropy", __package__):
-    CROSS_ENTROPY = register("cross_entropy", check=_checked("cross_entropy"), result=_two, gradient=_Loss.apply)
+    CROSS_ENTROPY = register("cross_entropy", check=partial(_check, "cross_entropy"), result=_two, gradient=_Loss.apply)
     CROSS_ENTROPY_WITH_GRAD = register(
         "cross_entropy_with_grad",
-        check=_checked("cross_entropy_with_grad"),
+        check=partial(_check, "cross_entropy_with_grad"),
         result=lambda logits, target, *_: (*_two(logits, target), _like(logits)),
         gradient=_refuse_gradient,
     )
     CROSS_ENTROPY_WITH_GRAD_ = register(
-        "cross_entropy_with_grad_", check=_checked("cross_entropy_with_grad_"), result=_two, gradient=_InPlace.apply
+        "cross_entropy_with_grad_",
+        check=partial(_check, "cross_entropy_with_grad_"),
+        result=_two,
+        gradient=_InPlace.apply,
     )
     CROSS_ENTROPY_BACKWARD = register("cross_entropy_backward", check=_check_backward, result=_like)
     CROSS_ENTROPY_SCALE_ = register(

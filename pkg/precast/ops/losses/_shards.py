@@ -12,7 +12,9 @@ from precast.ops.losses._ops import (
     CROSS_ENTROPY,
     CROSS_ENTROPY_BACKWARD,
     check_readable,
+    check_smoothing,
     class_weights,
+    reduced,
     refuse_second_derivative,
 )
 
@@ -31,6 +33,7 @@ def over_shards(
     """The loss of all classes, the same on each rank. Two collectives of a few numbers per row."""
     if not isinstance(group, torch.distributed.ProcessGroup):
         raise TypeError(f"cross_entropy: group is a {type(group).__name__}; needed a torch.distributed.ProcessGroup")
+    check_smoothing("cross_entropy", label_smoothing)
     check_readable("cross_entropy", logits=logits, target=target)
     size = torch.distributed.get_world_size(group)
     shard = logits.shape[-1]
@@ -50,7 +53,7 @@ def over_shards(
             logits, at, weight, (counted, inside), classes, (label_smoothing, z_loss, reduction, num_items), group
         )
     found: Tensor = _Shard.apply(logits, at, weight, given, losses)  # type: ignore[no-untyped-call]
-    return found if reduction == "none" else found.sum()
+    return reduced(found, target, reduction, num_items)
 
 
 def _numbers(

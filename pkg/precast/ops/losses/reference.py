@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,17 +35,11 @@ def cross_entropy(
 
 
 def cross_entropy_with_grad(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    factors: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
+    logits: Tensor, target: Tensor, weight: Tensor | None, factors: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same, with the gradient of the sum of the losses for the logits."""
-    columns = logits.shape[-1]
-    losses, lse = cross_entropy(logits, target, weight, factors, ignore_index, label_smoothing, z_loss)
+    columns, (ignore_index, label_smoothing, z_loss) = logits.shape[-1], options
+    losses, lse = cross_entropy(logits, target, weight, factors, *options)
     ignored, inside = target == ignore_index, (target >= 0) & (target < columns)
     scale, weights, of_target = _numbers(lse, torch.where(inside, target, 0).long(), weight, factors, columns)
     kept, of_each = (1 - label_smoothing) * of_target, label_smoothing / columns
@@ -54,17 +50,9 @@ def cross_entropy_with_grad(
     return losses, lse, torch.where(ignored.unsqueeze(-1), 0.0, grad).to(logits.dtype)
 
 
-def cross_entropy_with_grad_(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    factors: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-) -> tuple[Tensor, Tensor]:
+def cross_entropy_with_grad_(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     """The same, with the gradient written over the logits."""
-    losses, lse, grad = cross_entropy_with_grad(logits, target, weight, factors, ignore_index, label_smoothing, z_loss)
+    losses, lse, grad = cross_entropy_with_grad(logits, *others)
     logits.copy_(grad)
     return losses, lse
 
