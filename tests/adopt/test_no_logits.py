@@ -211,3 +211,14 @@ def test_a_forward_that_scales_its_logits_keeps_them() -> None:
     (left,) = (group for group in report.left if group.kind == "logits")
     assert left.note == "no rule knows what its forward does with logits"
     assert "logits" in {one.output for one in report.compared}
+
+
+def test_gradients_by_torch_func_have_logits() -> None:
+    """The loss without logits is an ``autograd.Function`` that no transform takes."""
+    untouched, adopted, batch = pair()
+
+    def gradient(model: Any) -> Any:
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        return torch.func.grad(lambda given: torch.func.functional_call(model, given, (), batch).loss)(weights)
+
+    torch.testing.assert_close(gradient(adopted), gradient(untouched), rtol=1e-3, atol=1e-5)

@@ -192,6 +192,7 @@ def test_without_weights_a_norm_refuses_another_width_still(kind: str) -> None:
 def test_a_softmax_over_another_dimension_by_now() -> None:
     one, x = torch.nn.Softmax(-1), torch.randn(3, 4)
     assert precast.adopt(torch.nn.Sequential(one), x).ok
+    assert one(torch.tensor(3.0)) == 1
     one.dim = 0
     torch.testing.assert_close(one(x), x.softmax(0))
 

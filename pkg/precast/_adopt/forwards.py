@@ -75,14 +75,9 @@ def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, **named
 @ours
 def softmax(module: Any, device: str, /, *given: Any, **named: Any) -> Any:
     """A softmax over the last dimension."""
-    if (
-        module.dim == -1
-        and len(given) == 1
-        and not named
-        and served(given[0], None, device)
-        and given[0].is_contiguous()
-    ):
-        return scaled_softmax(given[0], 1.0)
+    if module.dim == -1 and len(given) == 1 and not named and served(given[0], None, device):
+        if given[0].is_contiguous() and given[0].dim():
+            return scaled_softmax(given[0], 1.0)
     return own(module, *given, **named)
 
 
@@ -238,7 +233,7 @@ def without_logits(model: Any, device: str, /, *given: Any, **named: Any) -> Any
     tuples = named.get("return_dict") is False or not model.config.return_dict
     replaced = not (is_ours(loss) and is_ours(head.__dict__.get("forward"))) or has_hooks(head)
     called = named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept
-    if called or replaced or is_compiling():
+    if called or replaced or is_compiling() or torch._C._are_functorch_transforms_active():
         return own(model, *given, **named)
     twin: Any = twin_of(model, {"lm_head": StandIn(None)})
     twin.__dict__[LOSS] = functools.partial(causal_loss, loss, device, head)
