@@ -75,10 +75,10 @@ def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, **named
 @ours
 def softmax(module: Any, device: str, /, *given: Any, **named: Any) -> Any:
     """A softmax over the last dimension."""
-    if module.dim == -1 and len(given) == 1 and not named and served(given[0], None, device):
-        if given[0].is_contiguous() and given[0].dim():
-            return scaled_softmax(given[0], 1.0)
-    return own(module, *given, **named)
+    if module.dim != -1 or len(given) != 1 or named or not served(given[0], None, device):
+        return own(module, *given, **named)
+    x = given[0]
+    return scaled_softmax(x, 1.0) if x.is_contiguous() and x.dim() else own(module, x)
 
 
 @ours
