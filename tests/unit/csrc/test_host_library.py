@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from precast._builder import catalogue, elf, flags, host
-from tests.kit import spawn
+from tests.kit import product, spawn
 
 pytestmark = pytest.mark.compiler
 
@@ -30,7 +31,7 @@ INTERFACE = {
     "precast_thread_keys",
     "precast_direct",
 }
-SHIPPED = [*catalogue.COMMON_HOST, *(source for family in catalogue.FAMILIES for source in family.host)]
+SHIPPED = {*catalogue.COMMON_HOST, *(source for family in catalogue.FAMILIES for source in family.host)}
 
 
 def compiled(source: Path, output: Path, *options: str) -> Path:
@@ -48,11 +49,11 @@ def compiled(source: Path, output: Path, *options: str) -> Path:
     return output
 
 
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every host source but the CPU kernels, compiled with the product's options and no warning."""
-    work = tmp_path_factory.mktemp("objects")
-    return {name: compiled(CSRC / name, work / f"{name.replace('/', '.')}.o") for name in SHIPPED}
+@pytest.fixture
+def objects() -> dict[str, Path]:
+    """Every host source but the CPU kernels, as the product compiles them."""
+    names = [unit.name for unit, _ in product.plan().units if unit.source in SHIPPED]
+    return {name: product.built()[1][name] for name in names}
 
 
 @pytest.fixture
@@ -63,6 +64,15 @@ def library(objects: dict[str, Path], tmp_path: Path) -> Path:
     script_option = f"-Wl,--version-script={script}"
     spawn.run("g++", "-shared", *objects.values(), script_option, "-o", output)
     return output
+
+
+@pytest.mark.parametrize("how", ["read", pytest.param("optimized", marks=pytest.mark.long)])
+def test_no_source_makes_the_compiler_warn(how: str) -> None:
+    """With the options of each object; most warnings come as a source is read, and the others as it is optimized."""
+    stop = ("-fsyntax-only",) if how == "read" else ("-o", os.devnull)
+    for unit, _ in product.plan().units:
+        # fails if the compiler says anything of the unit
+        spawn.run("g++", *unit.options, f"-I{CSRC}", "-Werror", "-c", CSRC / unit.source, *stop)
 
 
 def symbols(path: Path, *options: str) -> str:

@@ -5,23 +5,19 @@ The objects are those of the product, taken from the build cache; levels.cpp cal
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from precast._abi.settings import Settings
-from precast._builder import catalogue, flags, host, toolchain
-from precast._builder.cache import Cache, default_root
-from tests.kit import spawn
+from precast._builder import catalogue, flags
+from tests.kit import product, spawn
 from tools.shared import binaries, kernel_results
 from tools.shared.kernel_results import Results
 
 pytestmark = [pytest.mark.qemu, pytest.mark.compiler]
 
-SETTINGS = Settings.from_env(os.environ)
 DRIVER = Path(__file__).with_name("levels.cpp")
 CPU_SOURCES = {"common/cpu_level.cpp", *(source for family in catalogue.FAMILIES for source in family.cpu)}
 ILLEGAL_INSTRUCTION = -4
@@ -38,19 +34,12 @@ class Built:
     """The product's library for one machine, and the driver around its CPU objects."""
 
     def __init__(self, machine: str, work: Path) -> None:
-        compiler, looked_at = toolchain.find_compiler(SETTINGS, machine)
-        ninja, _ = toolchain.find_ninja()
-        assert compiler is not None and ninja is not None, looked_at
-        cache, levels = Cache(default_root(SETTINGS)), flags.cpu_levels(machine)
-        jobs = toolchain.default_jobs(SETTINGS)
-        library = host.build_host_library(
-            catalogue.FAMILIES, compiler, cache=cache, debug=False, jobs=jobs, ninja=ninja, machine=machine
-        )
-        self.library = library.path.read_bytes()
-        plan = host.make_plan(catalogue.FAMILIES, compiler, debug=False, levels=levels, machine=machine)
-        found = {unit.name: cache.lookup(key) for unit, key in plan.units if unit.source in CPU_SOURCES}
-        self.objects = {name: path for name, path in found.items() if path is not None}
-        assert len(self.objects) == len(found) == 1 + len(levels) * (len(CPU_SOURCES) - 1)
+        library, objects = product.built(machine)
+        self.library = library.read_bytes()
+        plan = product.plan(machine)
+        compiler = plan.compiler
+        self.objects = {unit.name: objects[unit.name] for unit, _ in plan.units if unit.source in CPU_SOURCES}
+        assert len(self.objects) == 1 + len(flags.cpu_levels(machine)) * (len(CPU_SOURCES) - 1)
         self.prefix = compiler.path.removesuffix("g++")
         self.driver = work / f"levels-{machine}"
         options = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{plan.roots['csrc']}", "-static")
