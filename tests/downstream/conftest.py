@@ -8,9 +8,11 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from precast.build import trial
 from tests.downstream.finished import HERE, PLATFORM, Make
 from tests.kit import forked, spawn
 
@@ -88,6 +90,12 @@ def _wheel(project: Path) -> Path:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (made,) = (project / "dist").glob("*.whl")
     return made
+
+
+@pytest.fixture
+def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel is tried in a process of its own, which need not import torch again."""
+    monkeypatch.setattr(trial, "process", SimpleNamespace(run=forked.run_command))
 
 
 @pytest.fixture(scope="session")

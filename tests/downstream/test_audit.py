@@ -135,6 +135,7 @@ library = torch.library.Library(*define)
 """
 
 
+@pytest.mark.usefixtures("quick_trials")
 @pytest.mark.parametrize(
     ("init", "said"),
     [
@@ -156,6 +157,7 @@ def test_a_guard_that_cannot_be_imported_is_refused(
     assert line.startswith(said) if said else "passed: 1 manifests, 1 libraries, 0 imported here" in line
 
 
+@pytest.mark.usefixtures("quick_trials")
 def test_two_wheels_share_no_file(
     bound_wheel: Path, free_wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ from tests.downstream.finished import (
 from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("quick_trials")]
 
 # The three ways in which packages look for a library.
 FINDERS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.downstream.conftest import CHECKOUT, CLASSIC_MODULE, STABLE_MODULE
-from tests.kit import spawn
+from tests.kit import forked, spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -44,10 +44,12 @@ def editable(project: Path, compiler: Counting, *, package: Path = CHECKOUT / "p
     """What `pip install --editable` asks of the build backend; ``package`` is where precast lies for it."""
     out = project / "out"
     out.mkdir(exist_ok=True)
-    code = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore');"
+        "from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    )
     ours = {"PYTHONPATH": package, "MAX_JOBS": 2, "CXX": compiler.path, "CCACHE_DISABLE": 1}
-    env = spawn.environ("PRECAST_LABEL", **ours)
-    return spawn.python("-W", "ignore", "-c", code, out, cwd=project, env=env, status=None)
+    return forked.run(code, str(out), env=spawn.environ("PRECAST_LABEL", **ours), cwd=project)
 
 
 def built(project: Path, compiler: Counting, **options) -> list[str]:

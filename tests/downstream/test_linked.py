@@ -36,7 +36,7 @@ from tests.downstream.finished import (
     this_torch,
 )
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("quick_trials")]
 
 INNER = 'extern "C" int inner() {{ return {mark}; }}'
 OUTER = 'extern "C" int inner();\n' + MODULE.replace("FromLong({mark})", "FromLong(inner())")

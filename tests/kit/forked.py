@@ -22,13 +22,14 @@ import tempfile
 import time
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Variables that nothing reads before the code runs. There is a server for each set of the others.
 LATE = ("PRECAST_", "XDG_", "HOME", "TMPDIR", "PATH", "PYTHONPATH", "MAX_JOBS", "CXX", "TORCH_CUDA_ARCH_LIST")
-LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_HOME", "GPUS", "DRIVER")  # the last two: of fakes.py
+LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_HOME", "CCACHE_DISABLE")
+LATE += ("GPUS", "DRIVER", "GUARDED_OPS")  # of tests
 MOST_SERVERS = 3  # each has the memory of torch
 _servers: dict[str, Server | None] = {}
 
@@ -62,6 +63,14 @@ def run_anew(
     return subprocess.run(
         command, env=env, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
     )
+
+
+def run_command(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """What ``precast._builder.process.run`` does with a command of ``precast._builder.python``, in a fork."""
+    code = command.index("-c") + 1  # which sets the search path as well, so that -P would change nothing
+    done = run(command[code], *command[code + 1 :], env=environment, cwd=Path.cwd())
+    log.write_text(done.stdout + done.stderr)
+    return done.returncode, done.stdout + done.stderr
 
 
 def _server(options: tuple[str, ...], env: Mapping[str, str]) -> Server | None:
