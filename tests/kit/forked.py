@@ -28,7 +28,7 @@ from typing import Any
 
 # Variables that nothing reads before the code runs. There is a server for each set of the others.
 LATE = ("PRECAST_", "XDG_", "HOME", "TMPDIR", "PATH", "PYTHONPATH", "MAX_JOBS", "CXX", "TORCH_CUDA_ARCH_LIST")
-LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_HOME", "CCACHE_DISABLE")
+LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_", "TRITON_INTERPRET", "NO_COLOR", "CCACHE_DISABLE", "PIP_", "http")
 LATE += ("GPUS", "DRIVER", "GUARDED_OPS")  # of tests
 MOST_SERVERS = 3  # each has the memory of torch
 _servers: dict[str, Server | None] = {}

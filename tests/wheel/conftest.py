@@ -17,6 +17,7 @@ from examples import downstream
 from precast._abi.settings import Settings
 from precast._builder import matrix
 from precast._builder.roots import default_root
+from tests.kit import forked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,14 +102,19 @@ def lend_objects(builds: Path) -> Callable[[Path], None]:
     return lend
 
 
+def environment(**variables: object) -> dict[str, str]:
+    """This process's environment without what would change a build, and with others."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1"}
+    return env | {name: str(value) for name, value in variables.items()}
+
+
 @pytest.fixture(scope="session")
 def run(work: Path, builds: Path) -> Run:
     """Run a command away from the checkout, with a clean environment; a failure shows what it said."""
 
     def run(*command: object, expect: int = 0, **variables: object) -> subprocess.CompletedProcess[str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        env |= {"PRECAST_CACHE_DIR": str(builds), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1"}
-        env |= {name: str(value) for name, value in variables.items()}
+        env = environment(**{"PRECAST_CACHE_DIR": builds, **variables})
         words = [str(word) for word in command]
         done = subprocess.run(words, env=env, cwd=work, capture_output=True, text=True, timeout=1200, check=False)
         assert done.returncode == expect, f"{' '.join(words)}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -178,13 +184,15 @@ def sdist(work: Path, tree: Path, run: Run) -> Path:
 class Installed:
     """An installation in a folder of its own, asked from outside the checkout."""
 
-    def __init__(self, site: Path, run: Run, log: str) -> None:
-        self.site, self._run, self.log = site, run, log
+    def __init__(self, site: Path, builds: Path, log: str) -> None:
+        self.site, self._builds, self.log = site, builds, log
 
-    def python(self, code: str, expect: int = 0, **variables: object) -> str:
-        """Run code with this installation before everything else on the path."""
-        paths = {"PYTHONPATH": self.site}
-        return self._run(sys.executable, "-c", code, expect=expect, **{**paths, **variables}).stdout
+    def python(self, code: str, **variables: object) -> str:
+        """Run code with this installation before everything else on the path, in a fork that has imported torch."""
+        env = environment(**{"PYTHONPATH": self.site, "PRECAST_CACHE_DIR": self._builds, **variables})
+        done = forked.run(code, env=env, cwd=self.site.parent, timeout=1200)
+        assert done.returncode == 0, f"{code}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
 
     def doctor(self, **variables: object) -> dict[str, Any]:
         """What ``precast doctor --json`` says; 1 is a verdict, not a failure to answer."""
@@ -200,14 +208,14 @@ class Installed:
 
 
 @pytest.fixture
-def install(tmp_path: Path, run: Run) -> Install:
+def install(tmp_path: Path, run: Run, builds: Path) -> Install:
     """Install something with pip into an empty folder."""
 
     def install(*what: object, site: str = "site", expect: int = 0, **variables: object) -> Installed:
         target = tmp_path / site
         command = [sys.executable, "-m", "pip", "install", "-v", "--no-deps", "--target", target, *what]
         done = run(*command, expect=expect, **variables)
-        return Installed(target, run, done.stdout + done.stderr)
+        return Installed(target, builds, done.stdout + done.stderr)
 
     return install
 

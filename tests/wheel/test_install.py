@@ -113,13 +113,15 @@ def test_pip_reuses_what_was_built_ahead_of_time(install: Install, sdist: Path, 
     "ahead_first",
     [pytest.param(False, id="pure first"), pytest.param(True, marks=pytest.mark.long, id="CUDA_EXT first")],
 )
-def test_uv_reuses_whatever_it_built_first(uv: str, run: Run, sdist: Path, tmp_path: Path, ahead_first: bool) -> None:
+def test_uv_reuses_whatever_it_built_first(
+    uv: str, run: Run, builds: Path, sdist: Path, tmp_path: Path, ahead_first: bool
+) -> None:
     modes = []
     for number, ahead in enumerate((ahead_first, not ahead_first)):
         site = tmp_path / f"site{number}"
         command = [uv, "pip", "install", "--python", sys.executable, "--cache-dir", tmp_path / "uv", "--no-deps"]
         run(*command, "--target", site, sdist, **({"CUDA_EXT": "1"} if ahead else {}))
-        build = Installed(site, run, "").doctor()["build"]
+        build = Installed(site, builds, "").doctor()["build"]
         modes.append(build["mode"])
         assert (build["note"] == PURE_NOTE) is (build["mode"] == "pure")
     assert modes == (["machine", "machine"] if ahead_first else ["pure", "pure"]), "uv has learned to tell them apart"
