@@ -20,7 +20,8 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 8, 6, 11
 _SHT_VERNEED, _SHT_CUDA_INFO = 0x6FFFFFFE, 0x70000000
-_SIZED, _FRAME_SIZE = 4, 0x11  # of .nv.info: an entry that states its size, and a function's stack frame
+_SIZED = 4  # of .nv.info: an entry that states its size
+FRAME_SIZE, REGISTERS = 0x11, 0x2F  # what such an entry says of a function
 _DT_NEEDED, _DT_SONAME = 1, 14
 _STT_GNU_IFUNC = 10
 _OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
@@ -165,10 +166,10 @@ def read_cubin(data: bytes) -> CubinHeader:
         raise ElfError(f"the header names no target: {error}") from error
 
 
-def read_frames(data: bytes) -> dict[str, int]:
-    """The stack bytes of each function of a cubin. More than 0 are spilled registers or local arrays."""
+def read_frames(data: bytes, what: int = FRAME_SIZE) -> dict[str, int]:
+    """The stack bytes of each function of a cubin, or its registers. A stack has spilled registers or local arrays."""
     elf = _Elf(data)
-    frames = {}
+    found = {}
     symbols = next(elf.of_kind(_SHT_SYMTAB), None)  # CUDA 12.1 does not name it as the link of .nv.info
     if symbols is None:
         raise ElfError("there is no symbol table")
@@ -178,12 +179,12 @@ def read_frames(data: bytes) -> dict[str, int]:
         while at < end:
             form, attribute, size = elf.unpack("<BBH", at)
             at += 4
-            if (form, attribute) == (_SIZED, _FRAME_SIZE):
-                symbol, frame = elf.unpack("<II", at)
+            if (form, attribute) == (_SIZED, what):
+                symbol, number = elf.unpack("<II", at)
                 name = elf.unpack("<I", symbols.offset + symbol * 24)[0]
-                frames[elf.string(names, name)] = frame
+                found[elf.string(names, name)] = number
             at += size if form == _SIZED else 0
-    return frames
+    return found
 
 
 def read_shared_object(data: bytes) -> ElfInfo:

@@ -16,7 +16,10 @@ import pytest
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
+from precast._abi.settings import Settings
 from precast._builder import catalogue, device, elf, flags, nvrtc, nvrtc_child, sources
+from precast._builder.cache import Cache, default_root
+from precast._builder.entry import LOG_NAME
 from tests.kit.fetched import LABELS
 from tests.unit.csrc.entry_points import CSRC, EntryPoint, entry_points, list_name, read_list
 
@@ -85,6 +88,12 @@ def over_budget(points: Sequence[EntryPoint], used: Mapping[str, Usage], target:
     ]
 
 
+def usage_in(image: bytes) -> dict[str, Usage]:
+    """The same of a cubin, where spilled registers are part of a stack."""
+    frames, registers = elf.read_frames(image), elf.read_frames(image, elf.REGISTERS)
+    return {name: Usage(count, frames[name], 0) for name, count in registers.items()}
+
+
 Opener = Callable[[str], nvrtc.Compiler]
 
 
@@ -95,60 +104,61 @@ def opened(label_nvrtc: Callable[[str], Nvrtc]) -> Opener:
 
 
 Asked = tuple[catalogue.Family, str, GpuTarget]
+Compiled = tuple[bytes, str]  # an image, and what NVRTC said
 
 
 @pytest.fixture(scope="module")
-def compiled(opened: Opener, request: pytest.FixtureRequest) -> Iterator[Callable[[Asked], nvrtc.Compiled]]:
-    """What NVRTC makes of each program that a test of this run asks for, compiled on all processors at once."""
+def compiled(
+    label_nvrtc: Callable[[str], Nvrtc], request: pytest.FixtureRequest
+) -> Iterator[Callable[[Asked], Compiled]]:
+    """The images that the tests of this run ask for, built on all processors at once, in the cache of the user.
 
-    def compiled_for(family: catalogue.Family, label: str, target: GpuTarget) -> nvrtc.Compiled:
-        program = device.read_program(family, CSRC)
-        ptx = target.kind is TargetKind.PTX
-        options = [*flags.nvrtc_options(target, debug=False), *(() if ptx else ("--ptxas-options=-v",))]
-        return opened(label).compile(program.source, program.name, program.headers, options, ptx=ptx)
+    Those of the wheels are the same, and are compiled once.
+    """
+    cache = Cache(default_root(Settings.from_env(os.environ)))
+
+    def compiled_for(family: catalogue.Family, label: str, target: GpuTarget) -> Compiled:
+        (image,) = device.build_images(family, [target], label_nvrtc(label), cache=cache, debug=False, jobs=1)
+        return image.path.read_bytes(), image.path.with_name(LOG_NAME).read_text()
 
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
     asked = [tuple(test.callspec.params.values()) for test in tests if test.originalname == "test_nvrtc"]
     for label in {label for _, label, _ in asked}:
-        opened(label)  # by one thread
+        label_nvrtc(label)  # by one thread
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures: dict[Asked, Future[nvrtc.Compiled]] = {one: pool.submit(compiled_for, *one) for one in asked}
+        futures: dict[Asked, Future[Compiled]] = {one: pool.submit(compiled_for, *one) for one in asked}
         yield lambda one: futures[one].result()
         pool.shutdown(cancel_futures=True)  # those of tests that no longer run
 
 
 @pytest.mark.wheel
 @pytest.mark.parametrize(("family", "label", "target"), COMPILES)
-def test_nvrtc(
-    compiled: Callable[[Asked], nvrtc.Compiled], family: catalogue.Family, label: str, target: GpuTarget
-) -> None:
-    done, ptx = compiled((family, label, target)), target.kind is TargetKind.PTX
-    assert done.error is None, done.log
-    assert "warning" not in done.log.lower().replace(LAST_CALL, "" if target.capability.number < 75 else LAST_CALL)
+def test_nvrtc(compiled: Callable[[Asked], Compiled], family: catalogue.Family, label: str, target: GpuTarget) -> None:
+    image, log = compiled((family, label, target))
+    assert "warning" not in log.lower().replace(LAST_CALL, "" if target.capability.number < 75 else LAST_CALL)
     points = entry_points(family)
     wanted = {point.name for point in points}
-    if ptx:
-        assert set(re.findall(rb"\.visible \.entry (\w+)", done.image)) == {entry.encode() for entry in wanted}
+    if target.kind is TargetKind.PTX:
+        assert set(re.findall(rb"\.visible \.entry (\w+)", image)) == {entry.encode() for entry in wanted}
         return
-    assert elf.read_cubin(done.image).target.capability == target.capability
-    used = usage_of(done.log)
+    assert elf.read_cubin(image).target.capability == target.capability
+    used = usage_in(image)
     assert set(used) == wanted
-    frames = elf.read_frames(done.image)
-    assert {entry: frames[entry] for entry in wanted} == {entry: usage.stack_bytes for entry, usage in used.items()}
     assert not over_budget(points, used, target)
 
 
 @pytest.mark.wheel
 @pytest.mark.parametrize("label", ["cu121", "cu128", "cu132"])
-def test_the_stack_of_a_kernel_is_read_from_its_cubin(opened: Opener, label: str) -> None:
+def test_stack_and_registers_of_a_kernel_are_read_from_its_cubin(opened: Opener, label: str) -> None:
     array = (
         'extern "C" __global__ void deep(int* p) { int a[64]; for (int i = 0; i < 64; ++i) a[p[i]] = i; *p = a[*p]; }'
     )
     flat = 'extern "C" __global__ void flat(int* p) { *p += 1; }'
     target = next(target for target in LABELS[label].targets if str(target) == "sm_90")
-    options = flags.nvrtc_options(target, debug=False)
+    options = (*flags.nvrtc_options(target, debug=False), "--ptxas-options=-v")
     done = opened(label).compile((array + flat).encode(), "deep.cu", {}, options, ptx=False)
-    assert elf.read_frames(done.image) == {"deep": 256, "flat": 0}
+    assert usage_in(done.image) == usage_of(done.log), "as ptxas says"
+    assert {name: usage.stack_bytes for name, usage in usage_in(done.image).items()} == {"deep": 256, "flat": 0}
 
 
 def by_nvcc(family: catalogue.Family, folder: Path, *options: str) -> tuple[str, bytes]:
