@@ -19,7 +19,7 @@ from precast.build.wheel import GUARD
 from precast.errors import KernelError
 from precast.extension.places import Places
 from tests.downstream.conftest import CHECKOUT
-from tests.kit import spawn
+from tests.kit import forked, spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -142,11 +142,11 @@ def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py:
     assert (root / "bound_ops" / "_C" / "build_info.json").is_file()
     code = "from bound_ops import fused; print(fused.threads(), fused.__file__)"
     where = f"import sys; sys.path[:0] = {[str(root), *sys.path]!r}\n"
-    said = spawn.python("-c", where + code, cwd=tmp_path)
+    said = forked.run(where + code, env=os.environ, cwd=tmp_path)
     assert str(root / "bound_ops" / "_C" / "host") in said.stdout and "older" not in said.stderr
     later = (root / "bound_ops" / "fused.py").stat().st_mtime + 1
     os.utime(root / "csrc" / "fused.cpp", (later, later))
-    said = spawn.python("-c", where + code, cwd=tmp_path)
+    said = forked.run(where + code, env=os.environ, cwd=tmp_path)
     assert f"bound_ops.fused is older than {root}/csrc/fused.cpp" in said.stderr, said.stderr
     assert f"pip install --no-build-isolation --no-deps --editable {root}" in said.stderr
     assert setup_py(root, "bdist_wheel").returncode == 0
@@ -246,6 +246,6 @@ for _ in range(2):
     module = load("fused", [{str(root / "csrc" / "fused.cpp")!r}], build_directory="{tmp_path}/own", verbose=True)
     print("LOADED", module.threads(), module.__file__, flush=True)
 """
-    first, second, _ = spawn.python("-c", code, cwd=tmp_path).stdout.split("LOADED")
+    first, second, _ = forked.run(code, env=os.environ, cwd=tmp_path).stdout.split("LOADED")
     assert "-o fused.o" in first, "compiled, though the wheel and the objects of its build are here"
     assert "-o fused.o" not in second, "a second load compiles nothing"

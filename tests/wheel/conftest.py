@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -15,9 +16,10 @@ import pytest
 
 from examples import downstream
 from precast._abi.settings import Settings
-from precast._builder import matrix
+from precast._builder import matrix, packing
 from precast._builder.roots import default_root
 from tests.kit import forked
+from tools.shared import binaries
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -179,6 +181,16 @@ def sdist(work: Path, tree: Path, run: Run) -> Path:
     run("sh", "-c", 'cd "$1" && exec "$2" -c "$3" "$4"', "sh", tree, sys.executable, code, folder)
     (made,) = folder.glob("*.tar.gz")
     return made
+
+
+@pytest.fixture(scope="module")
+def each_file_once() -> Iterator[None]:
+    """For wheels that differ in a file or two: what the audit reads of a file is the same for all that have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_read", functools.cache(packing._read))
+        for name in ("absolute_paths", "read_cubin", "read_library", "read_ptx"):
+            patch.setattr(binaries, name, functools.cache(getattr(binaries, name)))
+        yield
 
 
 class Installed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import lzma
@@ -16,7 +15,6 @@ from precast._abi.capability import TargetKind
 from precast._builder import packing
 from tools import guards
 from tools.guards.subject import Asked, Verdict
-from tools.shared import binaries
 from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
 
@@ -48,7 +46,7 @@ from .tampering import (
     without,
 )
 
-pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
+pytestmark = [pytest.mark.wheel, pytest.mark.compiler, pytest.mark.usefixtures("each_file_once")]
 
 ASKED = Asked(only_torch=ONLY_TORCH)
 
@@ -196,16 +194,6 @@ def refusals(wheel: Path) -> Iterator[tuple[str, str]]:
     for result in guards.judge_wheel(read_wheel(wheel), MATRIX, ASKED):
         if result.verdict is Verdict.REFUSED:
             yield result.guard, "\n".join(f"{v.check} {v.where} {v.wanted} {v.found}" for v in result.violations)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _each_file_once() -> Iterator[None]:
-    """The wheels here differ in a file or two; what is read of a file is the same for all that have it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_read", functools.cache(packing._read))
-        for name in ("absolute_paths", "read_cubin", "read_library", "read_ptx"):
-            patch.setattr(binaries, name, functools.cache(getattr(binaries, name)))
-        yield
 
 
 @pytest.mark.parametrize("name", [*TAMPERED, *DEVICE])

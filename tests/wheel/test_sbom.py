@@ -17,7 +17,7 @@ from tools.verbs import audit as tools_audit
 from .conftest import EACH_LABEL, MATRIX, ONLY_TORCH
 from .tampering import HOST, PTX, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without
 
-pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
+pytestmark = [pytest.mark.wheel, pytest.mark.compiler, pytest.mark.usefixtures("each_file_once")]
 
 
 def component(name: str, key: str, value: object) -> Change:

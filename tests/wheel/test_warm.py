@@ -27,8 +27,8 @@ def test_warm_without_a_gpu_and_import_elsewhere(
         code = COMMAND.format(list(words))
         return installed.python(code, PYTHONPATH=path, PRECAST_CACHE_DIR=tmp_path / cache, MAX_JOBS="2")
 
-    said = precast("warm", "softmax", "--arch", "9.0+PTX")
-    assert "softmax: sm_90: jit " in said and "softmax: compute_90: jit " in said and "1 of 1" in said
+    said = precast("warm", "moe_routing", "--arch", "9.0+PTX")
+    assert "moe_routing: sm_90: jit " in said and "moe_routing: compute_90: jit " in said and "1 of 1" in said
 
     archive = tmp_path / "cache.tar.gz"
     assert precast("export-cache", str(archive)).startswith("3 entries")
@@ -37,4 +37,4 @@ def test_warm_without_a_gpu_and_import_elsewhere(
     images = {item["inputs"].get("target"): Path(item["path"]) for item in listed if item["inputs"]["kind"] == "device"}
     assert str(elf.read_cubin(images["sm_90"].read_bytes()).target) == "sm_90"
     assert b".target sm_90" in images["compute_90"].read_bytes()
-    assert "host library: cache " in precast("warm", "softmax", cache="other"), "nothing is built there"
+    assert "host library: cache " in precast("warm", "moe_routing", cache="other"), "nothing is built there"
