@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.value import value
-from precast.errors import KernelError
 
 GATHERED = Path(__file__).with_name("families.json")  # exists only in a wheel
 
@@ -99,15 +98,8 @@ def _read() -> tuple[Folder, ...]:
     try:
         text = GATHERED.read_text(encoding="utf-8")
     except FileNotFoundError:
-        try:
-            from precast._builder import descriptions, sources
-        except ModuleNotFoundError as error:  # Python 3.10 without tomli
-            raise KernelError(
-                "the kernel families of a checkout cannot be read",
-                found=str(error),
-                needed="tomli for Python 3.10; an installed wheel needs none",
-                fix="pip install tomli",
-            ) from error
+        from precast._builder import descriptions, sources
+
         return folders_of(descriptions.read(sources.csrc_dir()))
     return folders_of(json.loads(text))
 

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 
 from precast.errors import KernelError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+try:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+except ModuleNotFoundError as error:  # an installed wheel reads TOML only where it builds other packages
+    raise KernelError("TOML cannot be read", found=str(error), needed="tomli", fix="pip install tomli") from error
 
 T = TypeVar("T")
 

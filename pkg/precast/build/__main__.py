@@ -48,7 +48,11 @@ _GROUPS = {
 def main(arguments: list[str]) -> int:
     """Print the requested options on one line, audit wheels, or guard them."""
     if arguments[:1] and arguments[0] in VERBS:
-        verb: Callable[[list[str]], int] = importlib.import_module(VERBS[arguments[0]]).main
+        try:
+            verb: Callable[[list[str]], int] = importlib.import_module(VERBS[arguments[0]]).main
+        except KernelError as error:  # Python 3.10 without tomli
+            print(error, file=sys.stderr)
+            return 2
         return verb(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():

@@ -144,9 +144,9 @@ def _required(order: Order, listed: Sequence[Order], out: Path) -> list[str]:
             wheels = [*(out / "site" / (order.label or "all")).glob(f"*/{known['wheel']}")] if right else []
             if not wheels:
                 raise KernelError(
-                    f"the tests of {order.name} require {name}, which this list makes\n"
-                    f"  found   no wheel of {name} {ours[name].version} in {out}\n"
-                    f"  fix     1) --only {name} {order.name}"
+                    f"the tests of {order.name} require {name}, which this list makes",
+                    found=f"no wheel of {name} {ours[name].version} in {out}",
+                    fix=f"--only {name} {order.name}",
                 )
             name = str(wheels[0])
         found.append(name)

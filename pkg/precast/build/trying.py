@@ -25,7 +25,7 @@ from precast._load import probe
 from precast.build import environments, wheels
 from precast.build import wheel as wheel_rules
 from precast.build.environments import Job
-from precast.errors import KernelError
+from precast.errors import KernelError, block
 
 _PYTEST = "pytest>=8"
 # Exit statuses of pytest: none failed, some failed, and there was no test. Any other one is no result.
@@ -118,13 +118,14 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
 
 def _no_proof(places: Sequence[str], skipped: int, listed: Sequence[str]) -> str:
     """The refusal of a wheel of which no test passed or failed; pytest lists the reason of each skip."""
-    return (
-        "no test shows that the wheel works\n"
-        f"  ran     pytest {' '.join(places)}\n"
-        f"  found   {skipped} skipped, 0 passed{''.join(f'; {line}' for line in listed[:1])}\n"
-        "  needed  at least one test that passes\n"
-        "  fix     1) name what the tests import in --requires, or `requires` in a list"
-        "   2) name tests that run on this machine in --tests, or `tests` in a list"
+    return block(
+        f"no test shows that the wheel works: pytest {' '.join(places)}",
+        found=f"{skipped} skipped, 0 passed{''.join(f'; {line}' for line in listed[:1])}",
+        needed="at least one test that passes",
+        fix=(
+            "name what the tests import in --requires, or `requires` in a list",
+            "name tests that run on this machine in --tests, or `tests` in a list",
+        ),
     )
 
 
