@@ -61,7 +61,7 @@ def measure(model: Module, batch: Batch) -> Measured:
         try:
             gradients = _gradients(model, batch)
         except RuntimeError as error:
-            missing.append(f"gradients: {str(error).splitlines()[0]}")
+            missing.append(f"gradients: {_first_line(error)}")
     return Measured(outputs, gradients, tuple(missing))
 
 
@@ -82,8 +82,8 @@ def compare(untouched: Measured, adopted: Measured, noises: list[Measured]) -> t
         (value, _compared(name, value, adopted.gradients.get(name), [n.gradients.get(name) for n in noises]))
         for name, value in untouched.gradients.items()
     ]
-    # The few elements of a small parameter may show little noise by chance.
-    usual = statistics.median([one.noise / _size(value) for value, one in gradients] or [0.0])
+    # The few elements of a small parameter may show little noise by chance. A gradient of zero has no size.
+    usual = statistics.median_low([one.noise / _size(value) for value, one in gradients if value.any()] or [0.0])
     fair = [
         Comparison(f"gradient of {one.output}", one.difference, max(one.noise, usual * _size(value)), 4)
         for value, one in gradients
@@ -92,27 +92,45 @@ def compare(untouched: Measured, adopted: Measured, noises: list[Measured]) -> t
     return (*compared, *(() if worst is None else (worst,)))
 
 
-def noises(untouched: Module, batch: Batch, outputs: Measured) -> tuple[list[Measured], str]:
-    """The untouched model with its batch turned round and, if memory allows, in a wider dtype; the reason if not."""
-    found = [_turned_back(measure(untouched, {name: _turned(value) for name, value in batch.items()}), outputs)]
-    first = next(untouched.parameters(), None)
+def noises(untouched: Module, batch: Batch, outputs: Measured) -> tuple[list[Measured], list[str]]:
+    """The untouched model with its batch turned round, and in a wider dtype; the reasons where that is impossible."""
+    found, reasons = [], []
+    tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.dim()]
+    if len({len(value) for value in tensors} - {1}) > 1 or all(value.dim() == 1 for value in tensors):
+        reasons.append("noise of the batch in another order: its tensors are not rows of one batch")
+    else:
+        found.append(_turned_back(measure(untouched, {name: _turned(value) for name, value in batch.items()}), outputs))
+    wider = _in_a_wider_dtype(untouched, batch)
+    if isinstance(wider, str):
+        reasons.append(f"noise in a wider dtype: {wider}")
+    else:
+        found.append(wider)
+    return found, reasons
+
+
+def _in_a_wider_dtype(untouched: Module, batch: Batch) -> Measured | str:
+    """A copy of the model on the batch, or why there is none."""
+    first = next((p for p in untouched.parameters() if p.is_floating_point()), None)
     if first is None:
-        return found, "noise in a wider dtype: the model has no parameters"
+        return "the model has no parameters"
     wide = torch.float64 if first.dtype == torch.float32 else torch.float32
     size = sum(p.numel() for p in untouched.parameters()) * wide.itemsize
     if is_sharded(untouched, recurse=True):
-        return found, "noise in a wider dtype: the model is sharded"
+        return "the model is sharded"
     if first.is_cuda and 3 * size > torch.cuda.mem_get_info(first.device)[0]:
-        return found, f"noise in a wider dtype: it needs {3 * size / 1e9:.1f} GB of GPU memory"
+        return f"it needs {3 * size / 1e9:.1f} GB of GPU memory"
     given = {
         name: value.to(wide) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in batch.items()
     }
     try:
-        found.append(measure(copy.deepcopy(untouched).to(wide), given))
-    except RuntimeError as error:
-        return found, f"noise in a wider dtype: {str(error).splitlines()[0]}"
-    return found, ""
+        return measure(copy.deepcopy(untouched).to(wide), given)
+    except (RuntimeError, TypeError, ValueError) as error:  # what cannot be copied or, quantized, has no other dtype
+        return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextlib.contextmanager
@@ -128,7 +146,7 @@ def hidden_parameters(model: Module) -> Iterator[None]:
 
     def hide(module: Module, *_: Any) -> None:
         for name, parameter in real[module].items():
-            if parameter is not None:
+            if parameter is not None and parameter.is_floating_point():
                 nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
                 module._parameters[name] = torch.nn.Parameter(nothing.expand(parameter.shape), requires_grad=False)
 
@@ -195,14 +213,17 @@ def _counts_items(model: Module) -> bool:
 
 
 def _with_cache(model: Module, batch: Batch, result: Any) -> Outputs:
-    """The logits of the last tokens, computed from a cache of the tokens before them."""
+    """The logits of the last two tokens, computed from a cache of the tokens before them."""
     if not isinstance(result, Mapping) or "input_ids" not in batch or "decoder_input_ids" in batch:
         return {}
     key = next((key for key in _CACHES if result.get(key) is not None and takes(model, key)), None)
     if key is None or not ("logits" in result or "labels" in batch):
         return {}
-    ids, mask = batch["input_ids"], batch["attention_mask"]
-    first = _call(model, {"input_ids": ids[:, :-2], "attention_mask": mask[:, :-2], "use_cache": True})
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    if ids.shape[1] <= 2 or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)):
+        return {}
+    before = None if mask is None else mask[:, :-2]
+    first = _call(model, {"input_ids": ids[:, :-2], "attention_mask": before, "use_cache": True})
     second = _call(model, {"input_ids": ids[:, -2:], "attention_mask": mask, key: first[key]})
     return {"logits, from a cache": second["logits"].clone()}
 

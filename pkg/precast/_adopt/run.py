@@ -101,20 +101,24 @@ def adopt_by(
     untouched = None if batch is None or not exact else compare.measure(bare, batch)
     noises: list[compare.Measured] = []
     if batch is not None and untouched is not None:
-        noises, reason = compare.noises(bare, batch, untouched)
-        missing += [*untouched.missing, *([reason] if reason else [])]
+        noises, reasons = compare.noises(bare, batch, untouched)
+        missing += [*untouched.missing, *reasons]
         if "labels" in batch and any(one.kind == "logits" for one, _ in exact):
             missing.append("logits of calls with labels: there are none")
             untouched = compare.without_logits(untouched)
-    for one, fate in exact:
-        one.module.__dict__[fate.attribute] = fate.bind(one.module)
     compared: tuple[Comparison, ...] = ()
-    if batch is not None and untouched is not None:
-        compared = compare.compare(untouched, compare.measure(bare, batch), noises)
-    undone = _verdict(exact, compared, [cls for cls, before in classes.items() if _attributes(cls) != before])
-    if undone or dry_run:
+    kept = False
+    try:
         for one, fate in exact:
-            one.module.__dict__.pop(fate.attribute, None)
+            one.module.__dict__[fate.attribute] = fate.bind(one.module)
+        if batch is not None and untouched is not None:
+            compared = compare.compare(untouched, compare.measure(bare, batch), noises)
+        undone = _verdict(exact, compared, [cls for cls, before in classes.items() if _attributes(cls) != before])
+        kept = not (undone or dry_run)
+    finally:
+        if not kept:
+            for one, fate in exact:
+                one.module.__dict__.pop(fate.attribute, None)
     return Report(
         model=_name(type(bare)),
         replaced=_groups(one for one in found if isinstance(one.fate, Exact)),

@@ -18,7 +18,7 @@ _ONE_LABEL_PER_TOKEN = re.compile(r"ForCausalLM$|LMHeadModel$|ForMaskedLM$|ForCo
 
 def sample(model: Any, count: int = _TOKENS) -> Mapping[str, Any] | None:
     """The keyword arguments of a call, two sequences of ``count`` tokens or two images; None for other models."""
-    first = next(iter(model.parameters()), None)
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
     if first is None:
         return None
     config = getattr(model, "config", None)
