@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import warnings
@@ -32,6 +33,7 @@ LATE += ("TORCHINDUCTOR_CACHE_DIR", "CUDA_", "TRITON_INTERPRET", "NO_COLOR", "CC
 LATE += ("GPUS", "DRIVER", "GUARDED_OPS")  # of tests
 MOST_SERVERS = 3  # each has the memory of torch
 _servers: dict[str, Server | None] = {}
+_one_at_a_time = threading.Lock()
 
 
 def run(
@@ -77,9 +79,10 @@ def _server(options: tuple[str, ...], env: Mapping[str, str]) -> Server | None:
     """Return the server for what is read as a process starts; None the first time, and if there are many already."""
     early = {name: value for name, value in env.items() if not name.startswith((*LATE, "PYTEST_"))}
     key = json.dumps([options, sorted(early.items())])
-    if key not in _servers or (_servers[key] is None and sum(map(bool, _servers.values())) < MOST_SERVERS):
-        _servers[key] = Server(options, early) if key in _servers else None
-    return _servers[key]
+    with _one_at_a_time:
+        if key not in _servers or (_servers[key] is None and sum(map(bool, _servers.values())) < MOST_SERVERS):
+            _servers[key] = Server(options, early) if key in _servers else None
+        return _servers[key]
 
 
 class Server:

@@ -1,7 +1,4 @@
-"""Start a module of cases in several processes, and collect how each case went in each process.
-
-python -m tests.ops.ranks MODULE KIND FOLDER RANK RANKS CASE...
-"""
+"""Start a module of cases in several processes, and collect how each case went in each process."""
 
 from __future__ import annotations
 
@@ -12,32 +9,30 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
-from tests.kit import spawn
+from tests.kit import forked, spawn
 
 SECONDS = 240
+RANK = "import sys, warnings; warnings.simplefilter('ignore')\nfrom tests.ops import ranks; ranks.main(*sys.argv[1:])"
 
 
 def run(module: str, kind: str, folder: Path, ranks: int, cases: Sequence[str]) -> list[dict[str, str]]:
     """For each rank: the cases that ended, each with its traceback or an empty text."""
     environment = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT), OMP_NUM_THREADS=1)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.ops.ranks", module, kind, str(folder)]
+    start = forked.run_anew if kind == "cuda" else forked.run
     (folder / "store").unlink(missing_ok=True)
-    children = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), *cases], cwd=folder, env=environment, stdout=-1, stderr=-2, text=True
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [child.communicate(timeout=SECONDS)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
+
+    def rank(number: int) -> subprocess.CompletedProcess[str]:
+        words = (module, kind, str(folder), str(number), str(ranks), *cases)
+        return start(RANK, *words, env=environment, cwd=folder, timeout=SECONDS)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        done = list(pool.map(rank, range(ranks)))
     results = [folder / f"found{rank}.json" for rank in range(ranks)]
-    assert all(child.returncode == 0 for child in children), "\n".join(said)
+    assert not any(one.returncode for one in done), "\n".join(one.stdout + one.stderr for one in done)
     return [json.loads(result.read_text()) for result in results]
 
 
@@ -62,7 +57,3 @@ def main(module: str, kind: str, folder: str, rank: str, ranks: str, *cases: str
         dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # a rank that failed leaves no peer to say goodbye to
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -102,8 +102,10 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     units |= {file: [] for file in host_files}
     objects = []
     for unit, options in units.items():
-        objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
-        spawn.run(*common, *options, "-c", unit, "-o", objects[-1])
+        # What has no options of its own is the same in every library.
+        objects.append((work if options else work.parent) / f"emulated.{unit.parent.name}.{unit.stem}.o")
+        if not objects[-1].exists():
+            spawn.run(*common, *options, "-c", unit, "-o", objects[-1])
     library = work / "emulated.so"
     spawn.run("g++", "-shared", *objects, "-o", library)
     return library
