@@ -16,7 +16,7 @@ from pathlib import Path
 from precast._abi.settings import Settings
 from precast._builder import headers, parts, toolchain, torch_wheel
 from precast._builder.cache import Cache
-from precast.errors import KernelError
+from precast.errors import KernelError, block
 from tools.shared import packages
 from tools.shared.cells import DeviceCell, HostCell, Plan
 from tools.verbs.repair import epoch_of
@@ -55,10 +55,10 @@ def check(plan: Plan, out: Path, settings: Settings, cache: Cache, root: Path) -
 
 def refuse(out: Path, lacking: list[Missing]) -> None:
     """Raise one error for everything, with found, needed and fix of each item."""
-    found = "".join(f"  found   {one.found}\n  needed  {one.needed}\n" for one in lacking)
-    fixes = "\n".join(f"  {'fix' if number == 1 else '':8}{number}) {one.fix}" for number, one in enumerate(lacking, 1))
     things = "1 thing is" if len(lacking) == 1 else f"{len(lacking)} things are"
-    raise KernelError(f"the release in {out} cannot be made: {things} missing\n{found}{fixes}")
+    pairs = [f"the release in {out} cannot be made: {things} missing"]
+    pairs += [block("", found=one.found, needed=one.needed).removeprefix("\n") for one in lacking]
+    raise KernelError("\n".join(pairs), fix=[one.fix for one in lacking])
 
 
 def compilers(machines: Sequence[str], settings: Settings) -> Iterator[Missing]:

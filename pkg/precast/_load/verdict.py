@@ -98,12 +98,12 @@ def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> 
 
 def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
     """The exception for a library that was built here but that the dynamic linker refuses."""
-    env = explain.environment(choice.host, choice.build_info, __version__)
-    actions = (f"report this, with the output of: {_DOCTOR} --json",)
-    headline = (
-        f"{choice.need.family}: the library built for this machine cannot be opened\n  found  {host.path}: {what}"
+    return KernelIncompatible(
+        f"{choice.need.family}: the library built for this machine cannot be opened",
+        found=f"{host.path}: {what}",
+        env=explain.environment(choice.host, choice.build_info, __version__),
+        fix=f"report this, with the output of: {_DOCTOR} --json",
     )
-    return KernelIncompatible(explain.explain(headline, (), env, actions))
 
 
 def wrong_device(family: Family, device: str) -> KernelUnavailable:

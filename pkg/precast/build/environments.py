@@ -244,8 +244,8 @@ def run(command: Sequence[str], folder: Path, env: Mapping[str, str], what: str)
     status, said = process.run(shell, log=log, environment={**env, "LC_ALL": "C.UTF-8"}, umask=process.INHERITED)
     if status:
         raise KernelError(
-            f"{what}: a command failed\n  found   {failure.first_error(said)}\n  its last lines\n"
-            + "\n".join(f"    {line}" for line in said.splitlines()[-30:])
+            f"{what}: a command failed",
+            found=[failure.first_error(said), "its last lines:", *said.splitlines()[-30:]],
         )
     log.unlink()
     return said
