@@ -11,11 +11,13 @@ import collections.abc
 _Lines = str | collections.abc.Sequence[str]
 
 
-def block(what: str, *, found: _Lines = "", needed: _Lines = "", env: str = "", fix: _Lines = "") -> str:
+def block(
+    what: str, *, found: _Lines = "", needed: _Lines = "", env: str = "", fix: _Lines = "", more: str = ""
+) -> str:
     """The text of an error, without the parts that are empty; ``fix`` is a command, or several to choose from."""
     lines = [what]
     commands = [f"{number}) {command}" for number, command in enumerate(_listed(fix), start=1)]
-    for name, part in (("found", found), ("needed", needed), ("env", env), ("fix", commands)):
+    for name, part in (("found", found), ("needed", needed), ("env", env), ("fix", commands), ("more", more)):
         lines += [f"  {'' if index else name:8}{line}" for index, line in enumerate(_listed(part))]
     return "\n".join(lines)
 

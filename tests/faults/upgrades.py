@@ -178,5 +178,5 @@ pathlib.Path({str(site.folder / "precast" / "_version.py")!r}).write_text('__ver
 precast.load("adam_")
 """
     said = site.refusal(code, env={"PRECAST_JIT": "aot"})
-    assert "fix  1) restart this process" in said
+    assert "fix     1) restart this process" in said
     return line(said, "stale", "upgraded while this process ran")

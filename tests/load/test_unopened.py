@@ -61,7 +61,7 @@ def test_a_wheel_on_a_noexec_mount_is_intact_and_serves_once_it_is_remounted(
     said = wheel.ok(RECOVERS.format(mount=str(mount)), env={"PRECAST_JIT": "aot"})
     assert said.startswith("JitDisabled adam_ cannot be loaded for cpu (prebuilt file not opened; ")
     assert f"(unopened): needs a file system without noexec; found {found}" in said
-    assert f"fix  1) mount -o remount,exec {mount}\n" in said and said.endswith("prebuilt\n")
+    assert f"fix     1) mount -o remount,exec {mount}\n" in said and said.endswith("prebuilt\n")
 
 
 @pytest.mark.mounts

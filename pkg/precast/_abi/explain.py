@@ -12,6 +12,7 @@ from precast._abi import remedy
 from precast._abi.build_info import BuildInfo
 from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, NO_TORCH, TRITON_CANDIDATE, Reason, Rejection
 from precast._abi.host import Gpu, Host
+from precast.errors import block
 
 MOST_ACTIONS = 3
 
@@ -22,17 +23,8 @@ def explain(
     headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = (), more: str = ""
 ) -> str:
     """The whole text, without a final newline; ``more`` is a command that shows more."""
-    lines = [headline]
-    lines += [f"  {line}" for line in rejection_lines(rejections)]
-    if environment:
-        lines.append(f"  env  {environment}")
-    lines += [
-        f"  {'fix' if number == 1 else '   '}  {number}) {action}"
-        for number, action in enumerate(actions[:MOST_ACTIONS], start=1)
-    ]
-    if more:
-        lines.append(f"  more {more}")
-    return "\n".join(lines)
+    lines = [headline, *(f"  {line}" for line in rejection_lines(rejections))]
+    return block("\n".join(lines), env=environment, fix=actions[:MOST_ACTIONS], more=more)
 
 
 def headline(what: str, rejections: Iterable[Rejection]) -> str:

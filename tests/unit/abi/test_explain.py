@@ -29,10 +29,10 @@ def test_a_refusal_in_words() -> None:
             "NVRTC 13.0.88 (oldest 7.5); compute capability 7.0 (GPU model 7.0)"
         ),
         (
-            "  env  precast 1.0+cu130, torch 2.13.0+cu130 (CUDA 13.0, cxx11 ABI 1), driver for CUDA 13.0, "
+            "  env     precast 1.0+cu130, torch 2.13.0+cu130 (CUDA 13.0, cxx11 ABI 1), driver for CUDA 13.0, "
             "GPU 0 is 7.0 (GPU model 7.0), Python 3.12, Linux x86_64, glibc 2.36"
         ),
-        f"  fix  1) {ex.from_index('cu129')}",
+        f"  fix     1) {ex.from_index('cu129')}",
     ]
 
 
@@ -42,7 +42,12 @@ def fix(why: Rejection) -> str:
 
 def test_at_most_three_actions_and_each_once() -> None:
     text = explain("no", [glibc("do 0")], "", ["do 0", "do 1", "do 2", "do 3"], "the doctor")
-    assert text.splitlines()[-4:] == ["  fix  1) do 0", "       2) do 1", "       3) do 2", "  more the doctor"]
+    assert text.splitlines()[-4:] == [
+        "  fix     1) do 0",
+        "          2) do 1",
+        "          3) do 2",
+        "  more    the doctor",
+    ]
     assert "env" not in text
     assert offered(glibc("do 0"), glibc("do 1"), glibc("do 0")) == ("do 0",), "one file that fits is enough"
 

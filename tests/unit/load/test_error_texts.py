@@ -74,8 +74,8 @@ def _nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals(name: str, snapshot: Snapshot) -> None:
     text = REFUSALS[name]()
     keep(snapshot, name, text)
-    assert len(re.findall(r"^ +(?:fix  )? *\d\) ", text, re.MULTILINE)) in (0, 1, 2, 3)
-    assert "  env  precast " in text and text.endswith("  more python -m precast doctor")
+    assert len(re.findall(r"^ +(?:fix)? *\d\) ", text, re.MULTILINE)) in (0, 1, 2, 3)
+    assert "  env     precast " in text and text.endswith("  more    python -m precast doctor")
     assert len(text.splitlines()[0]) < 100
 
 
