@@ -168,3 +168,19 @@ def test_a_silent_test_is_found() -> None:
         "def helper():\n    run()\n"
     )
     assert silent_tests(Path("test_x.py"), text) == ["test_assert_in_its_name"]
+
+
+def typed_blocks(code: str) -> list[str]:
+    """The texts of a module that spell a line of an error, which precast.errors writes from values."""
+    texts = (node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
+    return [text for text in texts if isinstance(text, str) and re.search(r"\n  (found|needed|fix) {2}", text)]
+
+
+@pytest.mark.parametrize("folder", ["pkg/precast", "tools"])
+def test_an_error_is_a_value(folder: str) -> None:
+    files = (ROOT / folder).rglob("*.py")
+    assert {str(path): typed for path in files if (typed := typed_blocks(path.read_text(encoding="utf-8")))} == {}
+
+
+def test_a_typed_block_is_found() -> None:
+    assert typed_blocks(r'raise KernelError(f"{a} is gone\n  found   {b}")') == [" is gone\n  found   "]

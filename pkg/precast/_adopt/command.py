@@ -94,7 +94,7 @@ def measure(model: Module) -> tuple[Speed, ...]:
     batch = samples.sample(model, _MEASURED)
     if batch is None:
         raise KernelError(
-            "no sample batch can be made for this model\n  needed  a model of transformers, timm or diffusers"
+            "no sample batch can be made for this model", needed="a model of transformers, timm or diffusers"
         )
     items = batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
     unit = "tokens/s" if "input_ids" in batch else "samples/s"
@@ -157,7 +157,8 @@ def _fingerprint_of(group: Group) -> str:
 
 def _not_built(target: str, found: str) -> KernelError:
     return KernelError(
-        f"no model can be built from {target}\n  found   {found}\n"
-        f"  needed  MODULE:NAME, a function that returns a torch.nn.Module, or a model class of transformers\n"
-        f"  fix     1) precast adopt --dry-run transformers:LlamaForCausalLM"
+        f"no model can be built from {target}",
+        found=found,
+        needed="MODULE:NAME, a function that returns a torch.nn.Module, or a model class of transformers",
+        fix="precast adopt --dry-run transformers:LlamaForCausalLM",
     )

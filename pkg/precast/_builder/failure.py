@@ -26,6 +26,11 @@ def first_error(log: str) -> str:
     return match[0].strip() if match else (lines[-1].strip() if lines else "no output at all")
 
 
+def told(log: str) -> list[str]:
+    """What an error shows of a log of which no file is kept: its first error and its last lines."""
+    return [first_error(log), "its last lines:", *log.splitlines()[-30:]]
+
+
 def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str) -> BuildFailed:
     """Keep the log at the path that the error names, and make the error; ``tool`` is the compiler with its version."""
     files.write_private(log_file, f"{command}\n\n{log}".encode("utf-8", "surrogateescape"))

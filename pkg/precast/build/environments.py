@@ -245,7 +245,7 @@ def run(command: Sequence[str], folder: Path, env: Mapping[str, str], what: str)
     if status:
         raise KernelError(
             f"{what}: a command failed",
-            found=[failure.first_error(said), "its last lines:", *said.splitlines()[-30:]],
+            found=failure.told(said),
         )
     log.unlink()
     return said

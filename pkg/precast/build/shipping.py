@@ -111,7 +111,7 @@ def fetched(order: Order, folder: Path, settings: Settings) -> Path:
     (archive,) = kept.iterdir()
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != order.sha256:
-        raise KernelError(f"{archive} was changed\n  found   sha256 {found}\n  fix     1) rm -r {kept}")
+        raise KernelError(f"{archive} was changed", found=f"sha256 {found}", fix=f"rm -r {kept}")
     return archive
 
 

@@ -105,8 +105,8 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
         status, said = process.run(shell, log=work / "tests.log", environment=env, umask=process.INHERITED)
         if status not in _RAN:
             raise KernelError(
-                f"the tests of {wheel.name} did not run in {job.name}\n  found   {failure.first_error(said)}\n"
-                + "\n".join(f"    {line}" for line in said.splitlines()[-30:])
+                f"the tests of {wheel.name} did not run in {job.name}",
+                found=failure.told(said),
             )
         passed, failed, skipped = _counts(report)
     listed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
@@ -137,7 +137,7 @@ def _copied(path: Path, to: Path) -> str:
     elif path.is_file():
         shutil.copy(path, to / path.name)
     else:
-        raise KernelError(f"no test {path}\n  needed  a file or a folder that pytest runs")
+        raise KernelError(f"no test {path}", needed="a file or a folder that pytest runs")
     return path.name
 
 
