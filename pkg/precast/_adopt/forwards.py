@@ -52,22 +52,27 @@ GATES: dict[str, Callable[..., Tensor]] = {
 @ours
 def rms_norm(module: Any, casting: Casting, eps: str, scaled: bool, device: str, /, *given: Any, **named: Any) -> Any:
     """An RMS norm, with a weight if it is ``scaled``; ``eps`` is the name of the attribute."""
-    weight = module.weight if scaled else None
-    if len(given) == 1 and not named and served(given[0], weight, device) and given[0].is_contiguous():
-        width = given[0].shape[-1:]
-        if scaled or getattr(module, "normalized_shape", width) == width:
-            return _rms_norm(given[0], weight, eps_of(module, eps), casting=casting)
+    weight = module._parameters.get("weight")
+    if weight is None and scaled:
+        weight = module.weight  # computed for each call
+    if len(given) == 1 and not named and served(given[0], weight, device):
+        x = given[0]
+        fits = scaled or getattr(module, "normalized_shape", None) in (None, x.shape[-1:])
+        if fits and x.is_contiguous():
+            return _rms_norm(x, weight, eps_of(module, eps), casting=casting)
     return own(module, *given, **named)
 
 
 @ours
 def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, **named: Any) -> Any:
     """A layer norm over the last dimension or, with ``channels``, over the second of four."""
-    weight = module.weight
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    if weight is None or bias is None:
+        weight, bias = module.weight, module.bias  # computed for each call, or none
     if len(given) == 1 and not named and served(given[0], weight, device):
         x = given[0].permute(0, 2, 3, 1) if channels else given[0]
         if weight is not None or x.shape[-1:] == module.normalized_shape:
-            y = _layer_norm(x, weight, module.bias, module.eps)
+            y = _layer_norm(x, weight, bias, module.eps)
             return y.permute(0, 3, 1, 2) if channels else y
     return own(module, *given, **named)
 
