@@ -18,7 +18,7 @@ from pathlib import Path
 from precast._abi.settings import Settings
 from precast._builder import aot, catalogue, flags, host
 from precast._builder.binaries import host_tools
-from precast._builder.cache import Cache, open_cache
+from precast._builder.cache import open_cache
 from precast.errors import KernelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     started = time.perf_counter()
     try:
         cache = open_cache(settings)
-        write_commands(options.commands, settings, cache)
+        write_commands(options.commands, settings)
         aot.build_for_here(families, settings, cache)
     except KernelError as error:
         print(error, file=sys.stderr)
@@ -57,7 +57,7 @@ def chosen(names: Sequence[str]) -> tuple[catalogue.Family, ...]:
     return tuple(family for family in catalogue.FAMILIES if not names or family.name in wanted)
 
 
-def write_commands(path: Path, settings: Settings, cache: Cache) -> None:
+def write_commands(path: Path, settings: Settings) -> None:
     """Write the compile commands of every host source, because an editor needs those of all families."""
     compiler, _ = host_tools(settings)
     levels = flags.cpu_levels(platform.machine())

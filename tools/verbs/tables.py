@@ -108,11 +108,6 @@ def rule(known: Matrix) -> str:
     )
 
 
-def recommended(known: Matrix) -> tuple[str, ...]:
-    """The labels that the rule names."""
-    return tuple(re.findall(r"`(\w+)`", rule(known)))
-
-
 def ruled(known: Matrix, text: str) -> str:
     """A page with the rule after its mark."""
     return _with_words(text, r"(?<=<!-- label rule -->\n).*", rule(known))

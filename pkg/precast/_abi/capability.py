@@ -122,11 +122,6 @@ class GpuTarget:
         return gpu.major == self.capability.major and gpu.minor >= self.capability.minor
 
     @property
-    def arch_option(self) -> str:
-        """The value of NVRTC's ``--gpu-architecture`` and of nvcc's ``-arch``."""
-        return str(self)
-
-    @property
     def serves(self) -> str:
         """A description of the GPUs that :meth:`runs_on` accepts."""
         exact = self.suffix == "a" or (

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast._builder.catalogue import FAMILIES
 from precast.compat.modules import kernel
 from precast.errors import KernelError
 from precast.ops import _folders
@@ -58,10 +57,6 @@ def _check_step(device: str) -> str | None:
             stepper.step()
     worst = (mine.double().cpu() - exact).abs().max().item()
     return None if worst < _RELATIVE else f"the parameter is wrong by up to {worst:.3g} after two steps"
-
-
-def ops_of(families: Sequence[str]) -> list[str]:
-    return [op for family in FAMILIES if family.name in families for op in family.op_names]
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
