@@ -192,6 +192,19 @@ def test_what_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {note.partition(",")[0] for note in reasons(model)} == {"its forward was replaced before"}
 
 
+def test_a_decorator_that_hides_the_forward_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.make("llama")
+    attention = type(model.model.layers[0].self_attn)
+    kept = {"forward": attention.forward}
+
+    @functools.wraps(attention.forward)
+    def hiding(*given: Any, **named: Any) -> Any:
+        return kept["forward"](*given, **named)
+
+    monkeypatch.setattr(attention, "forward", hiding)
+    assert reasons(model) == {"a decorator of forward does not say which function it calls"}
+
+
 def test_another_function_that_rotates_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As other patches replace it for all: the forward means another function then."""
     from transformers.models.llama import modeling_llama

@@ -18,7 +18,7 @@ from precast._adopt import instances
 from precast._adopt.loss import fingerprint_of
 from precast._adopt.probe import Trial, decide, twin_of
 from precast._adopt.rules import RULES
-from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions
+from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions, with_attribute
 from precast.ops.rms_norm import CASTINGS
 from precast.ops.rotary import rms_norm_rotary_embedding
 
@@ -47,6 +47,7 @@ def known(module: Any) -> tuple[str, Norms | str]:
         here = inspect.unwrap(type(module).forward).__globals__
         if fingerprint_of_functions(here[instances.ROTATE], here["rotate_half"]) != rotation:
             return digest, f"its {instances.ROTATE} was replaced"
+        with_attribute(type(module).forward, instances.ROTATE)
         norms = [module._modules[name] for name in names]
         found = [_EPS.get(fingerprint(type(norm)), "") for norm in norms]
     except Unreadable as error:

@@ -72,6 +72,7 @@ def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
+@functools.cache
 def with_attribute(function: Any, name: str) -> Any:
     """A copy of a method in which a global ``name`` is an attribute of its first argument.
 
@@ -87,8 +88,10 @@ def with_attribute(function: Any, name: str) -> Any:
     else:
         cells = tuple(
             types.CellType(with_attribute(inner, name)) if cell.cell_contents is inner else cell
-            for cell in function.__closure__
+            for cell in function.__closure__ or ()
         )
+        if cells == (function.__closure__ or ()):
+            raise Unreadable(f"a decorator of {function.__name__} does not say which function it calls")
     copied = types.FunctionType(code, function.__globals__, None, function.__defaults__, cells)
     copied.__qualname__, copied.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
     return copied
