@@ -261,7 +261,7 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
     init: dict[str, bytes | str] = {"ops/__init__.py": INIT}
     cases: list[tuple[dict[str, bytes | str], tuple[str, ...], str]] = [
         ({f"ops/_C{SUFFIX}": module}, (), "classic C++ that torch"),
-        ({"ops/_plain.so": alone}, ("--torch", this_torch()), "neither PyInit nor a name of torch's"),
+        ({"ops/_plain.so": alone}, ("--torch", this_torch()), "has nothing to guard"),
         ({"ops/_ops.so": absent}, ("--torch", this_torch()), "which torch 2"),
         (
             {f"ops/_C{SUFFIX}": module},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import platform
@@ -273,3 +274,41 @@ def test_linked_libraries_are_part_of_the_verdict_and_of_the_manylinux_policy(
     machine = xray_verdict.Machine(torch=replace(here.version, local=""))
     assert xray_verdict.overall(xray.read(wheel), machine) == "yes"
     assert xray_verdict.overall(xray.read(wheel), replace(machine, glibc=Release(2, 1))) == "no"
+
+
+def test_a_library_that_only_ctypes_can_open_stays_where_it_is(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, alone, torch = pair.files(), pair.inner(9, soname=f"libalone{tmp_path.name}.so"), ("--torch", this_torch())
+    plain = make({**files, "ops/lib/libalone.so": alone})
+    wheel = guarded(tmp_path / "out", plain, torch=this_torch())
+    said = capsys.readouterr().out
+    assert f"{wheel.name}: left as it is, because only ctypes can open it: ops/lib/libalone.so\n" in said
+    folder = site(wheel)
+    assert ctypes.CDLL(str(folder / "ops" / "lib" / "libalone.so")).inner() == 9
+    assert importlib.import_module("ops._C").built() == 7
+    calls = 'extern "C" int inner();\nextern "C" int twice() { return 2 * inner(); }'
+    (tmp_path / "inner.so").write_bytes(pair.inner(7))
+    outside = library(tmp_path, calls, str(tmp_path / "inner.so"), torch_linked=False)
+    both = guarded(tmp_path / "both", make({**files, "ops/lib/libtwice.so": outside}), torch=this_torch())
+    with zipfile.ZipFile(both) as archive:
+        names = archive.namelist()
+    assert f"ops.libs/{pair.soname}" in names and sum(pair.soname in name for name in names) == 2, (
+        "it is there for both"
+    )
+    said = refused(capsys, tmp_path / "no", make({"ops/__init__.py": INIT, "ops/lib/libalone.so": alone}), *torch)
+    assert (
+        "has nothing to guard" in said and "found   ops/lib/libalone.so, which neither import nor torch opens" in said
+    )
+    python = library(
+        tmp_path, "#include <Python.h>\nlong size(PyObject* o) { return PyObject_Size(o); }", torch_linked=False
+    )
+    said = refused(capsys, tmp_path / "no", make({**files, "ops/lib/libpython_too.so": python}), *torch)
+    assert "Python's functions, and no PyInit" in said
+    (tmp_path / "torch.so").write_bytes(pair.inner(5, soname="libwith_torch.so", source=INNER + OPS))
+    outside = library(tmp_path, calls, str(tmp_path / "torch.so"), torch_linked=False)
+    more = {"ops/lib/libwith_torch.so": (tmp_path / "torch.so").read_bytes(), "ops/lib/libtwice.so": outside}
+    said = refused(capsys, tmp_path / "no", make({**files, **more}), *torch)
+    assert "found   that it links ops/lib/libwith_torch.so, which gets a guard" in said
+    violations, _ = audit.audit(changed(wheel, "ops/lib/libalone.so", lambda _: (tmp_path / "torch.so").read_bytes()))
+    assert [str(one).partition(":")[0] for one in violations] == ["unguarded"]

@@ -47,10 +47,10 @@ def resolve(path: Any) -> Any:
         return path
     name, folder = name_of(place.name), place.resolve().parent
     name = folder.name if name == "__init__" else name
-    return str(downstream.library_at(_manifest_of(folder, name), name))
+    return str(downstream.library_at(manifest_of(folder, name), name))
 
 
-def _manifest_of(folder: Path, name: str) -> Path:
+def manifest_of(folder: Path, name: str) -> Path:
     """The folder of the manifest that lists a library: beside its guard, or of a package around that."""
     around = [place for one in (folder, *folder.parents) for place in (one / downstream.FOLDER, one)]
     there = [place for place in around if (place / prebuilt.MANIFEST).is_file()]

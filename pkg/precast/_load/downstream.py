@@ -88,17 +88,23 @@ def library_file(package: str, name: str) -> Path:
     return _fitting(_wheel_of(package), name).path
 
 
-def library_at(folder: Path, name: str) -> Path:
-    """The library of that name behind the manifest in a folder, verified and known to fit this process.
+def library_in(folder: Path, name: str) -> Path:
+    """The library of that name behind the manifest in a folder, as :func:`library_file`, but nothing is imported."""
+    return _fitting(_wheel_in(folder), name).path
 
-    What it links is open, so that the caller can open it.
-    """
+
+def library_at(folder: Path, name: str) -> Path:
+    """:func:`library_in`, after what the library links is opened, so that the caller can open it."""
+    fitting = _fitting(_wheel_in(folder), name)
+    _open_links(fitting, name)
+    return fitting.path
+
+
+def _wheel_in(folder: Path) -> _Wheel:
     info = proved.manifest(folder)
     if info is None:
         raise KernelError(f"there is no {prebuilt.MANIFEST} in {folder}", needed="the files that precast.build wrote")
-    fitting = _fitting(_Wheel(_package_of(folder), folder, info), name)
-    _open_links(fitting, name)
-    return fitting.path
+    return _Wheel(_package_of(folder), folder, info)
 
 
 def _package_of(folder: Path) -> str:

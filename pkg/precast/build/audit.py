@@ -231,13 +231,23 @@ def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]
 
 
 def _bundled(root: Path) -> Iterator[Violation]:
-    """The wheel must not bundle foreign libraries, and its own libraries must all be behind a guard."""
+    """The wheel must not bundle foreign libraries, and what import or torch opens must be behind a guard."""
     for path in sorted(root.rglob("*.so*")):
         where = path.relative_to(root).as_posix()
         if xray_verdict.is_foreign(path.name) or xray_verdict.is_foreign(path.name.partition(".")[2]):
             yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
-        elif _text(path) != wheel.GUARD and (path.parent.name != "host" or path.parent.parent.name != FOLDER):
+        elif path.parent.name == "host" and path.parent.parent.name == FOLDER:
+            continue  # which its manifest lists
+        elif _text(path) != wheel.GUARD and _could_be_guarded(where, path.read_bytes()):
             yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")
+
+
+def _could_be_guarded(where: str, data: bytes) -> bool:
+    try:
+        library = xray.library(where, data, None)
+    except elf.ElfError:
+        return True
+    return library.is_module or library.needs_torch or library.python != "none"
 
 
 def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:

@@ -35,7 +35,8 @@ class Folder:
 class Finished:
     """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else.
 
-    ``local`` is what its version says of the torch that it is bound to: ``cu130.torch2.13``, or nothing.
+    ``local`` is what its version says of the torch that it is bound to: ``cu130.torch2.13``, or nothing. ``left`` has
+    the libraries that stay as they are, because nothing but ctypes can open them.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class Finished:
     folders: dict[str, Folder] = field(default_factory=dict)
     guards: frozenset[str] = frozenset()
     local: str = ""
+    left: tuple[HostFile, ...] = ()
 
     @property
     def dist_info(self) -> str:
@@ -59,7 +61,12 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
 
     KernelError for a library that no guard can stand for, and for one whose torch is not known.
     """
-    contents = linked.findable(xray.read(path))
+    contents = xray.read(path)
+    for library in contents.libraries:
+        if xray_verdict.is_foreign(PurePosixPath(library.path).name):
+            raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library", "a wheel without it",
+                       f"auditwheel repair --exclude 'libtorch*' --exclude 'libcu*' {contents.name}")  # fmt: skip
+    contents = linked.findable(contents)
     match = xray.name_of(path)
     files = _files(path)
     for name in OWN[:2]:
@@ -81,8 +88,16 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
         made.folders[folder] = Folder(tuple(hosts), info.device, data)
         taken |= {f"{folder}/{prebuilt.MANIFEST}", *(f"{folder}/{where}" for where in listed)}
     libraries = [one for one in contents.libraries if one.path not in taken]
-    guards = {library.path: _places(library)[1] for library in libraries if not linked.is_helper(library, libraries)}
-    rest = {where: data for where, data in files.items() if where not in taken.union(one.path for one in libraries)}
+    guards = {one.path: _places(one)[1] for one in libraries if one.is_module or one.needs_torch}
+    moved = {one.path for library in libraries if library.path in guards for one in linked.by(library, libraries)}
+    left = [one for one in libraries if one.path not in moved | guards.keys()]
+    if not guards and not manifests:
+        found = f"{_shown(left)}, which neither import nor torch opens"
+        raise KernelError(f"{path.name} has nothing to guard", found=found, needed="a Python module, or ops of torch")
+    stay = {one.path for library in left for one in _left(library, libraries, guards)}
+    libraries = [one for one in libraries if one not in left]
+    taken |= {one.path for one in libraries} - stay
+    rest = {where: data for where, data in files.items() if where not in taken}
     _refuse_two_meanings(path, set(guards.values()), rest)
     for folder, entries in _folders(contents, libraries, guards, torch, label).items():
         old = made.folders.get(folder, Folder((), (), {}))
@@ -91,7 +106,11 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     bound = any(isinstance(file.abi, Exact) for folder in made.folders.values() for file in folder.hosts)
     local = wheel.local_of(label, torch.release) if torch is not None and label.text and bound else ""
     return replace(
-        made, rest=rest, guards=frozenset(guards.values()), local=contents.version.partition("+")[2] or local
+        made,
+        rest=rest,
+        guards=frozenset(guards.values()),
+        local=contents.version.partition("+")[2] or local,
+        left=tuple(replace(facts.entry(one, None, label), path=one.path) for one in left),
     )
 
 
@@ -164,7 +183,8 @@ def _entry(
     contents: xray.Contents, library: xray.Library, torch: TorchVersion | None, label: Label, *, helper: bool
 ) -> HostFile:
     """The manifest entry of a library. KernelError for one that no guard can stand for."""
-    _refuse_unfit(contents, library, helper)
+    if library.python == "unknown":
+        raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
     if library.bound.cudart is None and library.bound.torch_cuda and label.cuda is None:
         fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
         raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
@@ -184,14 +204,20 @@ def _placed(file: HostFile) -> str:
     return f"host/{'.'.join(filter(None, parts))}"
 
 
-def _refuse_unfit(contents: xray.Contents, library: xray.Library, helper: bool) -> None:
-    if xray_verdict.is_foreign(PurePosixPath(library.path).name):
-        raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library", "a wheel without it",
-                   f"auditwheel repair --exclude 'libtorch*' --exclude 'libcu*' {contents.name}")  # fmt: skip
-    if library.python == "unknown":
-        raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
-    if not (library.is_module or library.needs_torch or helper):
-        raise _bad(library, "neither PyInit nor a name of torch's", "a Python module, or ops that torch loads")
+def _left(library: xray.Library, libraries: list[xray.Library], guards: Mapping[str, str]) -> list[xray.Library]:
+    """A library that only ctypes can open, and those that it links: they stay where they are."""
+    links = linked.by(library, libraries)
+    moved = [one.path for one in links if one.path in guards]
+    if moved:
+        raise _bad(library, f"that it links {moved[0]}, which gets a guard", "a library that a module links")
+    if library.python != "none":
+        raise _bad(library, "Python's functions, and no PyInit", "a Python module")
+    return [library, *links]
+
+
+def _shown(libraries: list[xray.Library]) -> str:
+    more = f" and {len(libraries) - 3} more" if len(libraries) > 3 else ""
+    return ", ".join(one.path for one in libraries[:3]) + more
 
 
 def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersion | None) -> Exact | None:

@@ -91,13 +91,16 @@ def _write(group: list[Finished], out: Path, manylinux: bool) -> Path:
     version, tag = _version(group), wheel.tag_of(infos)
     platform = platforms.strictest(one.platform for one in group)
     if manylinux:
-        platform = platforms.manylinux(platform, (file for info in infos for file in info.host))
+        every = (*(file for info in infos for file in info.host), *(file for one in group for file in one.left))
+        platform = platforms.manylinux(platform, every)
     dist_info = f"{first.name}-{version}.dist-info"
     said = first.rest[f"{first.dist_info}/METADATA"].decode()
     said = said.replace(f"\nVersion: {first.version}\n", f"\nVersion: {version}\n", 1)
     files[f"{dist_info}/METADATA"] = requiring(said, infos).encode()
     files[f"{dist_info}/WHEEL"] = _wheel(first, tag, platform).encode()
     path = out / f"{first.name}-{version}-{tag[0]}-{tag[1]}-{platform}.whl"
+    for file in first.left:
+        print(f"{path.name}: left as it is, because only ctypes can open it: {file.path}")
     wheel_file.write_wheel(path, dist_info, files, int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
     return path
 

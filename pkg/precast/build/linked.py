@@ -41,12 +41,6 @@ def findable(contents: xray.Contents) -> xray.Contents:
     return replace(contents, libraries=tuple(libraries))
 
 
-def is_helper(library: xray.Library, libraries: Sequence[xray.Library]) -> bool:
-    """Whether a library is there only because others link it: it has no guard and is opened before them."""
-    wanted = {name for one in libraries for name in one.info.needed}
-    return not (library.is_module or library.needs_torch) and library.info.soname in wanted
-
-
 def by(library: xray.Library, libraries: Sequence[xray.Library]) -> list[xray.Library]:
     """The libraries of the wheel that one links, also through others, in the order in which they can be opened.
 
@@ -59,7 +53,7 @@ def by(library: xray.Library, libraries: Sequence[xray.Library]) -> list[xray.Li
         if one.path in through:
             raise _unfit(f"{' and '.join(sorted({*through}))}, which link each other", "libraries without a circle")
         for linked in (by_name[name] for name in one.info.needed if name in by_name):
-            if linked not in order:
+            if linked not in (*order, one):
                 visit(linked, (*through, one.path))
                 order.append(linked)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from precast._abi.violation import Violation
 from precast._builder import process, python
-from precast._load import downstream
+from precast._load import answers, downstream
 from precast.errors import PrebuiltRefused
 
 _SECONDS = 300  # for all modules of a wheel; the first of them imports torch
@@ -56,19 +56,19 @@ def _read(report: Path) -> Iterator[tuple[str, str]]:
 def _try(name: str, root: Path) -> str:
     """Import one module in this process; return the verdict."""
     package, _, last = name.rpartition(".")
+    place = root.joinpath(*(package or name).split("."))
     try:
-        downstream.library_file(package or name, last)
+        downstream.library_in(answers.manifest_of(place, last), last)  # imports nothing of a wheel that does not fit
     except PrebuiltRefused:
         return _SKIPPED  # for another torch, Python or machine
-    except ImportError as error:
-        return _why(error, root)
+    library = place / f"{last}.so"
     try:
-        if (
-            (root / Path(*name.split("."))).with_suffix(".so").is_file()
-        ):  # a guard that only torch.ops.load_library takes
-            downstream.load_library(package, last)
-        else:
-            importlib.import_module(name)
+        importlib.import_module(package if library.is_file() and package else name)
+        if library.is_file():  # a guard that only torch.ops.load_library takes
+            import torch
+
+            answers.answer()
+            torch.ops.load_library(str(library))
     except Exception as error:  # noqa: BLE001 - the module is somebody else's, and whatever it raises is the verdict
         return _why(error, root)
     return _IMPORTED
