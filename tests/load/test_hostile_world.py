@@ -182,8 +182,12 @@ def precast(wheel: Site) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 LINES = [" ".join(words) for words in COMMANDS if words[0] not in ("export-cache", "import-cache")]
-# What a shell does to standard output, and a process to its own, with what Python finds there as it starts.
-OUTPUTS = {
+# What a shell does to a standard stream, and a process to its own, with what Python finds there as it starts.
+STREAMS = {
+    "2>&-": "os.close(2); sys.stderr = sys.__stderr__ = None",
+    "<&-": "os.close(0); sys.stdin = sys.__stdin__ = None",
+    "2>/dev/full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2); sys.stderr = open(2, 'w')",
+    "<&- 2>&-": "os.close(0); os.close(2); sys.stdin = sys.stderr = sys.__stdin__ = sys.__stderr__ = None",
     ">/dev/full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 1); sys.stdout = open(1, 'w')",
     ">&-": "os.close(1); sys.stdout = sys.__stdout__ = None",
     "| true; exit ${PIPESTATUS[0]}": (
@@ -194,12 +198,12 @@ OUTPUTS = {
 
 @pytest.fixture
 def answer(wheel: Site, precast: Callable[..., object]) -> Callable[[str, str], object]:
-    """Runs a line with an odd standard output: "list" in a shell, all others in forks that have imported torch."""
+    """Runs a line with an odd standard stream: "list" in a shell, all others in forks that have imported torch."""
 
     def run(words: str, where: str) -> object:
         if words == "list":
             return precast(f"precast {words} {where}")
-        code = f"import os, sys\n{OUTPUTS[where]}\nfrom precast.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+        code = f"import os, sys\n{STREAMS[where]}\nfrom precast.__main__ import main\nsys.exit(main(sys.argv[1:]))"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PRECAST_")}
         ours = {"PYTHONPATH": str(wheel.folder), "HOME": str(wheel.home), "PRECAST_CACHE_DIR": str(wheel.cache)}
         return forked.run(code, *words.split(), env=kept | ours, cwd=wheel.home)
@@ -230,9 +234,11 @@ def test_a_reader_that_is_gone_is_no_error(words: str, answer: Callable[[str, st
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("where", ["2>&-", "<&-", "2>/dev/full", "<&- 2>&-"])
-def test_other_streams_are_not_needed(where: str, precast: Callable[..., object]) -> None:
+def test_other_streams_are_not_needed(
+    where: str, answer: Callable[[str, str], object], precast: Callable[..., object]
+) -> None:
     """Without them a file of the cache would get their number, and with it what libraries print."""
-    done = precast(f"precast doctor --deep adam_ {where}")
+    done = answer("doctor --deep adam_", where)
     assert done.returncode == status.GOOD and "and 1 of 1 results are right" in done.stdout and done.stderr == ""
     done = precast(f"precast why no_such_op {where}")
     assert done.returncode == status.USAGE and "Traceback" not in done.stderr
