@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,6 +187,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     import torch
 
     usual = vars(torch.ops).get("load_library")
+    monkeypatch.setattr(ExtensionFileLoader, "create_module", ExtensionFileLoader.create_module)  # put back at the end
 
     def install(wheel: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:

@@ -116,6 +116,26 @@ def test_a_library_is_found_as_packages_look_for_it(
     assert answers.resolve(tmp_path / "nothing.so") == tmp_path / "nothing.so" and answers.resolve(None) is None
 
 
+def test_a_module_that_is_loaded_from_its_path_under_another_name_works(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = INIT + (
+        "import importlib.util, pathlib\n"
+        "spec = importlib.util.spec_from_file_location('other', pathlib.Path(__file__).with_name('_ops.so'))\n"
+        "other = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(other)\n"
+    )
+    code = library(tmp_path, MODULE.format(name="other", mark=8))
+    wheel = guarded(tmp_path / "out", make({"ops/__init__.py": source, "ops/_ops.so": code}), torch=this_torch())
+    site(wheel)
+    package = importlib.import_module("ops")
+    assert package.other.built() == 8 and "/ops/_C/host/_ops." in package.other.__file__
+    pretend(monkeypatch, on_torch("2.99.0"))
+    del sys.modules["ops"]
+    with pytest.raises(PrebuiltRefused, match=r"found torch 2\.99\.0"):
+        importlib.import_module("ops")
+
+
 def test_a_library_that_does_not_fit_is_refused_by_its_path(
     tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

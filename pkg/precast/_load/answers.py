@@ -1,4 +1,4 @@
-"""Let ``torch.ops.load_library`` open what fits when it is given the path of a guard.
+"""Let ``torch.ops.load_library`` and Python's loader of modules open what fits when they are given the path of a guard.
 
 Packages find their libraries by path: ``find_spec(...).origin``, a file finder for extension modules, or a fixed name
 beside ``__init__.py``. In a guarded wheel that path leads to a guard, a short text. The package's ``__init__.py`` calls
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import re
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from precast._abi.build_info import GUARD_MARK
@@ -20,19 +22,25 @@ _NOT_A_NAME = re.compile(r"\W")
 
 
 def answer() -> None:
-    """Wrap ``torch.ops.load_library`` of this process; a second call changes nothing."""
+    """Wrap both for this process; a second call changes nothing."""
     import torch
 
-    usual = torch.ops.load_library
-    if getattr(usual, "opens_guards", False):
+    load, create = torch.ops.load_library, ExtensionFileLoader.create_module
+    if getattr(load, "opens_guards", False):
         return
 
-    @functools.wraps(usual)
+    @functools.wraps(load)
     def load_library(path: Any) -> None:
-        usual(resolve(path))  # type: ignore[no-untyped-call]  # functools.wraps loses it
+        load(resolve(path))  # type: ignore[no-untyped-call]  # functools.wraps loses it
+
+    @functools.wraps(create)
+    def create_module(self: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
+        spec.origin = resolve(spec.origin)
+        return create(self, spec)
 
     vars(load_library)["opens_guards"] = True
     torch.ops.load_library = load_library  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = create_module  # type: ignore[method-assign]
 
 
 def resolve(path: Any) -> Any:
