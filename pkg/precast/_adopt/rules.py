@@ -97,9 +97,7 @@ def _layer_trials(module: Any, channels: bool, device: str) -> Trials | str:
         return f"it normalises {len(shape)} dimensions; needed 1"
     if getattr(module, "_fast_norm", False):
         return "its fast norm is on, which casts under autocast"
-    here = [name for name, parameter in module._parameters.items() if parameter is not None]
-
-    eps = float(module.eps)
+    here, eps = [name for name, one in module._parameters.items() if one is not None], float(module.eps)
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
         rows = _random((max(4, 8192 // shape[0]), *shape), dtype, device, generator) * 3 + 1
@@ -111,7 +109,7 @@ def _layer_trials(module: Any, channels: bool, device: str) -> Trials | str:
         shift = torch.zeros((), dtype=torch.float64, device=device) if bias is None else bias.double()
         # A difference and a sum cancel digits: the error is relative to what went into them.
         size = scaled.abs() + shift.abs() + 1
-        shown: Callable[[Tensor], Tensor] = _as_image if channels else _as_it_is
+        shown: Callable[[Tensor], Tensor] = _as_image if channels else lambda rows: rows
         return Trial(
             twin_of(module, given),
             shown(rows),
@@ -124,10 +122,6 @@ def _layer_trials(module: Any, channels: bool, device: str) -> Trials | str:
 
 def _as_image(rows: Tensor) -> Tensor:
     return rows.T.reshape(1, rows.shape[1], 1, rows.shape[0])
-
-
-def _as_it_is(rows: Tensor) -> Tensor:
-    return rows
 
 
 def _softmax_trials(module: Any, _: object, device: str) -> Trials | str:
