@@ -62,8 +62,8 @@ def cross_entropy(
         The loss in float32: a scalar, or the shape of ``target`` for ``"none"``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``in_place`` and autograd
-            needs the logits; the gradient is to be differentiated again.
+        RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``weight`` requires
+            grad; ``in_place`` and autograd needs the logits; the gradient is to be differentiated again.
         ValueError: ``reduction`` is none of the three, or options contradict each other.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
@@ -136,8 +136,8 @@ def linear_cross_entropy(
         The loss in float32: a scalar, or the shape of ``target`` for ``"none"``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); the gradient is to be
-            differentiated again.
+        RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``weight`` requires
+            grad; the gradient is to be differentiated again.
         ValueError: ``reduction`` is none of the three, or options contradict each other.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
