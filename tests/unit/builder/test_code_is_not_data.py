@@ -11,6 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[3] / "pkg" / "precast"
 MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "runpy", "code", "imp"}
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"}
+# The syntax of a method that the process has imported, and whose fingerprint is known, with one name changed.
+ALLOWED = {"_adopt/source.py": ["compile"]}
 
 
 def found_in(source: str) -> Iterator[str]:
@@ -30,7 +32,8 @@ def found_in(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_the_package_makes_no_code_of_data(path: Path) -> None:
-    assert list(found_in(path.read_text(encoding="utf-8"))) == []
+    found = list(found_in(path.read_text(encoding="utf-8")))
+    assert found == ALLOWED.get(path.relative_to(PACKAGE).as_posix(), [])
 
 
 @pytest.mark.parametrize(
