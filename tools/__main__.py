@@ -6,8 +6,6 @@ import importlib
 import sys
 from pathlib import Path
 
-from precast.errors import block
-
 VERBS = {
     "audit": "ask every guard of a release whether a wheel keeps its promise",
     "build": "one wheel from its parts: built, repaired, audited, tried",
@@ -47,6 +45,8 @@ def main(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in {"tools", "precast"}:
             raise
+        from precast.errors import block  # of this checkout, whose folder is not yet on the path above
+
         text = block(
             f"python -m tools {arguments[0]} needs the package {error.name}",
             found=f"{sys.executable}, which does not have it",

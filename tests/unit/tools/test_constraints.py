@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from precast.errors import KernelError
+from tests.kit import spawn
 from tools.verbs import constraints
 
 OURS = """\
@@ -80,3 +82,11 @@ def test_the_command_prints_what_pip_takes_and_says_why(
     assert "\ntorch==" in text and said == ""
     assert constraints.main(["--torch", "2.11.0"]) == 0
     assert "\ntorch==2.11.0\n" in capsys.readouterr().out
+
+
+def test_a_bare_python_prints_them() -> None:
+    """make asks for them before anything is installed: without precast, torch and packages."""
+    root = Path(__file__).resolve().parents[3]
+    environment = {**spawn.environ(), "PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": "/dev/null"}
+    done = spawn.run(sys.executable, "-S", "-m", "tools", "constraints", "--torch", "", cwd=root, env=environment)
+    assert "torch==" in done.stdout
