@@ -168,7 +168,9 @@ def test_no_nvcc_of_cuda_12_is_said_before_anything_is_installed(
 
 
 def test_a_failed_command_says_its_first_error(tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match=r"the package: a command failed\n  found   error: no such thing\n          its last"):
+    with pytest.raises(
+        KernelError, match=r"the package: a command failed\n  found   error: no such thing\n          its last"
+    ):
         environments.run(["sh", "-c", "echo fine; echo error: no such thing; exit 3"], tmp_path, {}, "the package")
 
 

@@ -85,7 +85,7 @@ def test_the_command_prints_what_pip_takes_and_says_why(
 
 
 def test_a_bare_python_prints_them() -> None:
-    """make asks for them before anything is installed: without precast, torch and packages."""
+    """Make asks for them before anything is installed: without precast, torch and packages."""
     root = Path(__file__).resolve().parents[3]
     environment = {**spawn.environ(), "PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": "/dev/null"}
     done = spawn.run(sys.executable, "-S", "-m", "tools", "constraints", "--torch", "", cwd=root, env=environment)
