@@ -43,6 +43,14 @@ def answer() -> None:
     ExtensionFileLoader.create_module = create_module  # type: ignore[method-assign]
 
 
+def load_library(guard: Path) -> None:
+    """Open the library behind a guard as its package does."""
+    import torch
+
+    answer()
+    torch.ops.load_library(str(guard))
+
+
 def resolve(path: Any) -> Any:
     """The library behind a guard; any other path unchanged. PrebuiltRefused if no library fits this process."""
     try:

@@ -65,10 +65,7 @@ def _try(name: str, root: Path) -> str:
     try:
         importlib.import_module(package if library.is_file() and package else name)
         if library.is_file():  # a guard that only torch.ops.load_library takes
-            import torch
-
-            answers.answer()
-            torch.ops.load_library(str(library))
+            answers.load_library(library)
     except Exception as error:  # noqa: BLE001 - the module is somebody else's, and whatever it raises is the verdict
         return _why(error, root)
     return _IMPORTED
