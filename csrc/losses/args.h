@@ -16,7 +16,8 @@ struct LossArgs {
   char* grad;            // null: only the losses are computed; may be x
   const char* target;    // one 64-bit integer per row, or a 32-bit one
   const float* weight;   // one per column; null: all are 1
-  const float* factors;  // the scale (null: 1), then the sum of the weights if there are any
+  const float* factors;  // the scale of each row, `factor_step` apart; null: 1
+  const float* sum;      // of the weights, if they and the scales are there
   const float* given;    // lse, share, spread and pull of each row, row_count apart; null: from the row itself
   float* losses;
   float* lse;
@@ -33,6 +34,7 @@ struct LossArgs {
   int narrow_target;  // targets have 32 bits
   int early;          // the launch starts early
   int peeled;         // read by the `any` kernel: x and grad are off by the same number of bytes from multiples of 16
+  int factor_step;    // in elements: 0 if one scale serves all rows
 };
 
 // Multiplies each row by its factor, in place. Rows whose factor is 1 are not touched.
@@ -47,7 +49,7 @@ struct ScaleArgs {
   int peeled;            // 1
 };
 
-static_assert(sizeof(LossArgs) == 136 && sizeof(ScaleArgs) == 56, "host and device must agree");
+static_assert(sizeof(LossArgs) == 152 && sizeof(ScaleArgs) == 56, "host and device must agree");
 
 }  // namespace losses
 }  // namespace precast

@@ -118,15 +118,15 @@ void row_losses(const LossRows& rows, int64_t row) {
   } else {
     const Total all = total_of(x, columns);
     const double top = all.largest > -kInfinity ? all.largest : 0, log_sum = logarithm(all.sum), lse = top + log_sum;
-    const double scale = rows.factors != nullptr ? rows.factors[0] : 1, smoothing = rows.smoothing;
+    const double scale = rows.factors != nullptr ? rows.factors[row * rows.factor_step] : 1;
+    const double smoothing = rows.smoothing;
     rows.lse[row] = static_cast<float>(lse);
     if (target == rows.ignore_index) {
       rows.losses[row] = static_cast<float>(scale * 0);  // NaN for a batch without any other row
       if (grad != nullptr) write_zeros(grad, columns);
       return;
     }
-    const bool weighs = rows.factors != nullptr && rows.weight != nullptr;
-    const double weights = weighs ? rows.factors[1] : static_cast<double>(columns);
+    const double weights = rows.sum != nullptr ? *rows.sum : static_cast<double>(columns);
     const double kept = (1 - smoothing) * of_target, of_each = smoothing / static_cast<double>(columns);
     double loss = kept * (log_sum - (logit - top)) + rows.z_loss * lse * lse;
     if (smoothing != 0) loss += of_each * (weights * lse - weighted(x, rows.weight, columns));

@@ -16,7 +16,8 @@ struct LossRows {
   void* grad;            // null: only the losses are computed; may be x
   const void* target;    // a 64-bit integer per row, or a 32-bit one
   const float* weight;   // null: all are 1
-  const float* factors;  // the scale (null: 1), then the sum of the weights if there are any
+  const float* factors;  // the scale of each row, `factor_step` apart; null: 1
+  const float* sum;      // of the weights, if they and the scales are there
   const float* given;    // lse, share, spread and pull of each row, `rows` apart; null: from the row itself
   float* losses;
   float* lse;
@@ -25,6 +26,7 @@ struct LossRows {
   int64_t x_stride;
   int64_t grad_stride;
   int64_t ignore_index;
+  int64_t factor_step;  // 0 if one scale serves all rows
   float smoothing;
   float z_loss;
   int dtype;  // the number of a precast::DType

@@ -26,12 +26,12 @@ struct Target {
   int at;
   float scale, kept, of_each, weights;
 
-  DEVICE Target(const LossArgs& a, int target)
+  DEVICE Target(const LossArgs& a, u32 row, int target)
       : at(target),
-        scale(a.factors != nullptr ? a.factors[0] : 1.0f),
+        scale(a.factors != nullptr ? a.factors[row * a.factor_step] : 1.0f),
         kept((1.0f - a.smoothing) * (target >= 0 && a.weight != nullptr ? a.weight[target] : 1.0f)),
         of_each(a.of_each),
-        weights(a.factors != nullptr && a.weight != nullptr ? a.factors[1] : static_cast<float>(a.columns)) {
+        weights(a.sum != nullptr ? *a.sum : static_cast<float>(a.columns)) {
     if (target == kNoClass) scale = __uint_as_float(0x7fffffffu);  // NaN
   }
 };
@@ -127,7 +127,7 @@ DEVICE void loss_row(const LossArgs& a) {
     }
     dot = row_sum(dot, shared[2]);
   }
-  const Target target(a, at);
+  const Target target(a, row, at);
   if (writes) write_loss(a, row, target, logit, base, sum, dot);
   if (a.grad == nullptr) return;
   const Slope slope = Slope::of(a, target, base, sum);
@@ -194,7 +194,7 @@ DEVICE void loss_any(const LossArgs& a) {
     const float top = row_max(running.largest, shared[0]), base = top == -infinity() ? 0.0f : top;
     const float sum = row_sum(running.sum * exponential(running.largest - base), shared[1]);
     dot = row_sum(dot, shared[2]);
-    const Target target(a, at);
+    const Target target(a, row, at);
     if (writes) write_loss(a, row, target, at_target, base, sum, dot);
     if (a.grad == nullptr) return;
     slope = Slope::of(a, target, base, sum);
@@ -293,7 +293,7 @@ DEVICE void loss_wide(const LossArgs& a) {
     receive_total(total, 1.44269504f, rounds);
 
     base = total[0] == -infinity() ? 0.0f : total[0];
-    const Target target(a, at);
+    const Target target(a, row, at);
     bool writes = at < 0 && walk.first == 0;
 #pragma unroll
     for (int j = 0; j < V; ++j) writes |= at >= 0 && walk.first + j * walk.step == static_cast<u32>(at) / T::kPerVector;

@@ -63,7 +63,8 @@ void compute_cuda(const LossRows& work, int32_t device) {
   const RowKernel choice = choose_row(
       kRules, kernels, {has, work.rows, work.columns, vectors_of(misaligned | (row_bytes & 15), row_bytes), 0, device});
   args.weight = work.weight;
-  args.factors = work.factors;
+  args.sum = work.sum;
+  args.factor_step = static_cast<int>(work.factor_step);
   args.columns = work.columns;
   args.ignore_index = work.ignore_index;
   args.row_count = work.rows;
@@ -82,6 +83,7 @@ void compute_cuda(const LossRows& work, int32_t device) {
     args.grad = writes ? static_cast<char*>(work.grad) + begin * args.grad_stride : nullptr;
     args.target = static_cast<const char*>(work.target) + begin * (work.narrow_target ? 4 : 8);
     args.given = work.given != nullptr ? work.given + begin : nullptr;
+    args.factors = work.factors != nullptr ? work.factors + begin * work.factor_step : nullptr;
     args.losses = work.losses + begin;
     args.lse = work.lse + begin;
     args.rows = count;
@@ -218,10 +220,7 @@ class Call {
       work_.weight = static_cast<const float*>(weight_.data());
     }
     if (in.factors != nullptr) {
-      check_numbers(op, {"factors", *in.factors}, logits);
-      check_size(op, {"factors", *in.factors}, in.weight != nullptr ? 2 : 1);
-      factors_ = contiguous(*in.factors);
-      work_.factors = static_cast<const float*>(factors_.data());
+      take_factors(op, {"factors", *in.factors}, logits);
     }
     target_ = contiguous(in.target);
     work_.target = target_.data();
@@ -241,7 +240,7 @@ class Call {
     const WrittenRows rows = rows_apart(op, {"logits", logits}, work_,
                                         {{"target", work_.target, work_.rows * (work_.narrow_target ? 4 : 8)},
                                          {"weight", work_.weight, work_.columns * 4},
-                                         {"factors", work_.factors, work_.weight != nullptr ? 8 : 4}});
+                                         {"factors", work_.factors, factors_bytes_}});
     work_.x = work_.grad = rows.data;
     work_.x_stride = work_.grad_stride = rows.stride;
   }
@@ -249,7 +248,22 @@ class Call {
   LossRows& work() { return work_; }
 
  private:
+  // One scale or one for each row, then the sum of the weights if there are any.
+  void take_factors(const char* op, const Named& factors, const Named& logits) {
+    check_numbers(op, factors, logits);
+    const int64_t sums = work_.weight != nullptr, count = factors.tensor.numel() - sums;
+    PRECAST_CHECK(factors.tensor.dim() == 1 && (count == 1 || count == work_.rows),
+                  "%s: factors has shape %s; needed (%lld,) or (%lld,)", op, shape_of(factors.tensor).text,
+                  printable(1 + sums), printable(work_.rows + sums));
+    factors_ = contiguous(factors.tensor);
+    work_.factors = static_cast<const float*>(factors_.data());
+    work_.factor_step = count == 1 ? 0 : 1;
+    if (sums != 0) work_.sum = work_.factors + count;
+    factors_bytes_ = factors.tensor.numel() * 4;
+  }
+
   LossRows work_;
+  int64_t factors_bytes_ = 0;
   Tensor target_{nullptr}, weight_{nullptr}, factors_{nullptr};
 };
 

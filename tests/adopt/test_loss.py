@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import instances  # noqa: E402
+from precast._adopt import forwards, instances  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
@@ -103,3 +103,47 @@ def test_a_loss_with_another_source_is_left_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loss_utils, "fixed_cross_entropy", fixed_cross_entropy)
     left = {group.kind: group.note for group in precast.adopt(model).left}
     assert left["loss"] == "no rule knows what its loss does"
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_half_precision_with_a_loss_scale_has_the_own_gradients(logits: bool) -> None:
+    batch = {"input_ids": torch.randint(CLASSES, (4, 32), generator=torch.Generator().manual_seed(0))}
+    batch |= {"labels": batch["input_ids"], "num_items_in_batch": torch.tensor(65536)}
+
+    def gradients(model: Any) -> list[Any]:
+        with torch.autocast("cpu", torch.float16):
+            loss = model(**batch).loss
+        (loss * 65536.0).backward()
+        return [p.grad for p in model.parameters()]
+
+    model = zoo.make("llama")
+    own = gradients(copy.deepcopy(model))
+    assert precast.adopt(model, logits=logits).ok
+    for ours, theirs in zip(gradients(model), own, strict=True):
+        assert (ours - theirs).norm() <= 2e-3 * theirs.norm()
+
+
+class RoundsEarly(torch.autograd.Function):
+    """A loss whose gradient is stored in the dtype of the logits before a scale is known."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, target: Any, items: Any) -> Any:
+        with torch.enable_grad():
+            x = logits.detach().requires_grad_()
+            total = torch.nn.functional.cross_entropy(x.float(), target, reduction="sum")
+            loss = total / ((target != -100).sum() if items is None else items)
+        ctx.save_for_backward(torch.autograd.grad(loss, x)[0])
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Any) -> tuple[Any, ...]:
+        return ctx.saved_tensors[0] * slope, None, None
+
+
+def test_a_kernel_that_rounds_before_the_scale_is_known_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def early(logits: Any, target: Any, ignore_index: int, num_items_in_batch: Any) -> Any:
+        return RoundsEarly.apply(logits, target, num_items_in_batch)
+
+    monkeypatch.setattr(forwards, "cross_entropy", early)
+    left = {group.kind: group.note for group in precast.adopt(zoo.make("llama")).left}
+    assert left["loss"].startswith("its loss: it rounds in another order in float16")

@@ -22,7 +22,10 @@ from precast._adopt.source import Unreadable, fingerprint_of_functions
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
 # Forwards that do nothing with logits but return them and give them to the loss.
 _FORWARDS = {"1d7a76e6b574ac6f"}  # transformers Llama, Qwen 2 and 3, Mistral, Gemma, Phi 3 and others
-_CLASSES, _ROWS = 128, 256
+_CLASSES, _ROWS = 16384, 32
+# Items and scale of a loss: as the model calls it, and as a trainer with a GradScaler does. A gradient that is rounded
+# before the scale is known is lost in float16.
+_CALLS = ((None, 1.0), (50000, 65536.0))
 
 
 def bound(model: Any, device: str) -> tuple[functools.partial[Any] | None, str, str]:
@@ -82,11 +85,15 @@ class _Gradient(Module):
         self.loss, self.labels = loss, labels
 
     def forward(self, logits: Tensor) -> Tensor:
-        """The gradient, in the dtype of the logits."""
+        """The gradients of all calls, in the dtype of the logits."""
+        options = {"labels": None, "vocab_size": _CLASSES, "shift_labels": self.labels}
+        found = []
         with torch.enable_grad():
-            given = logits.detach().requires_grad_()
-            loss = self.loss(logits=given, labels=None, vocab_size=_CLASSES, shift_labels=self.labels)
-            return torch.autograd.grad(loss, given)[0]
+            for items, scale in _CALLS:
+                given = logits.detach().requires_grad_()
+                loss = self.loss(logits=given, num_items_in_batch=items, **options) * scale
+                found.append(torch.autograd.grad(loss, given)[0])
+        return torch.cat(found)
 
 
 def _trial(own: Any, device: str, dtype: torch.dtype, generator: torch.Generator) -> Trial:
@@ -94,9 +101,12 @@ def _trial(own: Any, device: str, dtype: torch.dtype, generator: torch.Generator
     labels = torch.randint(0, _CLASSES, (_ROWS,), generator=generator).to(device)
     labels[::8] = -100
     counted = (labels != -100).unsqueeze(-1)
-    share = torch.softmax(logits.double(), -1) * counted
+    logarithms = torch.log_softmax(logits.double(), -1)
+    share = logarithms.exp() * counted
     hit = torch.nn.functional.one_hot(labels.clamp(min=0), _CLASSES) * counted
-    exact, size = (share - hit) / counted.sum(), (share + hit) / counted.sum()
+    factors = [scale / float(counted.sum() if items is None else items) for items, scale in _CALLS]
+    size = share * (1 - logarithms) + hit  # an exponential's error is as large as the rounding of its exponent
+    exact, size = (torch.cat([part * factor for factor in factors]) for part in (share - hit, size))
     ours = _Gradient(functools.partial(forwards.causal_loss, own, device, None), labels)
     return Trial(
         _Gradient(own, labels),

@@ -54,8 +54,10 @@ LAUNCHES = [
 @pytest.mark.parametrize(("dtype", "shape", "launch"), LAUNCHES, ids=str)
 def test_every_kernel_and_option(gpu: Emulated, dtype: Any, shape: tuple[int, int], launch: str) -> None:
     logits, target, weight, factors = called(*shape, dtype)
-    plain = torch.tensor([0.3])
+    plain, each = torch.tensor([0.3]), made(shape[0]).abs() + 0.1
     for args in (
+        (target, None, each, -5, 0.1, 0.0),
+        (target, weight, torch.cat([each, factors[1:]]), -5, 0.2, 1e-3),
         (target, None, None, -5, 0.0, 0.0),
         (target.int(), None, plain, -5, 0.1, 0.0),
         (target, weight, factors, -5, 0.0, 1e-3),
@@ -86,6 +88,7 @@ def test_rows_of_a_cluster(gpu: Emulated, dtype: Any, rows: int, columns: int) -
         for args, wide in (
             ((target, None, None, -5, 0.0, 1e-3), 2),
             ((target, None, torch.tensor([0.3]), -5, 0.1, 0.0), 2),
+            ((target, None, made(rows).abs(), -5, 0.1, 0.0), 2),
             ((target, weight, factors, -5, 0.0, 0.0), 2),
             ((target, weight, factors, -5, 0.1, 0.0), 0),  # its kernel has no room for weights
         ):

@@ -11,7 +11,8 @@ log(sum(exp(x)))``, the loss is::
 
 ``"mean"`` divides the sum over all rows by the sum of ``w[t]``. A row whose target is ``ignore_index`` counts for
 nothing, and its gradient is zero; the mean over no rows is NaN, as in torch. All arithmetic is in float32, and a
-gradient is rounded once.
+gradient is rounded once. In float16 that is in the backward pass, after the factor of a ``GradScaler``, since most of a
+gradient that is divided by thousands of rows would be zero: the logits are read, or multiplied, once more there.
 
 **A target that is no class** raises ``RuntimeError`` on the CPU before anything is written. On a GPU the host cannot
 see it without waiting: the row's loss and gradient become NaN, and the process can go on.
@@ -155,6 +156,9 @@ def linear_cross_entropy(
         columns = class_weights("linear_cross_entropy", weight, input, linear_weight.shape[:1], "input")
         scale = factors(target, columns, ignore_index, reduction, num_items_in_batch)
         inputs = _linear.as_autocast(input, linear_weight, linear_bias)
+        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+            losses = LOSS(torch.nn.functional.linear(*inputs), target, columns, scale, *options)[0]
+            return reduced(losses, target, reduction, num_items_in_batch)
         rows = _linear.rows_at_once(*inputs[:2], workspace_mb, accumulate_in_float32)
         plan = (*options, rows, accumulate_in_float32, reduction == "none")
         losses = _linear.Loss.apply(*inputs, target, columns, scale, *plan)  # type: ignore[no-untyped-call]

@@ -8,14 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precast._dispatch.formulas import means_its_memory
 from precast.ops import _checks
 from precast.ops._checks import require
 from precast.ops.losses._ops import (
     CROSS_ENTROPY,
+    CROSS_ENTROPY_WITH_GRAD,
     CROSS_ENTROPY_WITH_GRAD_,
     check_readable,
+    keep,
+    needs_slope,
     refuse_second_derivative,
     scale_rows,
+    taken,
+    times,
 )
 
 _OP = "linear_cross_entropy"
@@ -80,7 +86,7 @@ def rows_at_once(x: Tensor, weight: Tensor, workspace_mb: int | None, in_float32
 
 
 class Loss(torch.autograd.Function):
-    """The loss of all rows, or of each; the gradients are computed with it unless each row may have its own factor."""
+    """The loss of all rows, or of each. The gradients are computed with it, unless they need the slope of each row."""
 
     @staticmethod
     def forward(
@@ -101,23 +107,44 @@ class Loss(torch.autograd.Function):
         wanted = tuple(bool(need) for need in ctx.needs_input_grad[:3])
         inputs = (x, linear, bias, target, weight, factors)
         ctx.options, ctx.room, ctx.wanted = (ignore_index, label_smoothing, z_loss), (rows, in_float32), wanted
+        late = each or needs_slope(x)
         with torch.no_grad():  # torch.compile of torch 2.5 traces this with gradients on
-            losses, *grads = _in_chunks(inputs, ctx.options, ctx.room, (False,) * 3 if each else wanted)
-        ctx.each, ctx.taken = each, each
-        ctx.save_for_backward(*inputs, *grads)
+            losses, *grads = _in_chunks(inputs, ctx.options, ctx.room, (False,) * 3 if late else wanted)
+        keep(ctx, inputs, () if late else grads)
         return losses if each else losses.sum()
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         refuse_second_derivative(_OP)
-        *inputs, x, linear, bias = ctx.saved_tensors
-        if ctx.taken:  # the gradients are another backward pass's, or were left to this one
-            factor = slope.reshape(-1) if ctx.each else slope.reshape(1)
-            x, linear, bias = _in_chunks(inputs, ctx.options, ctx.room, ctx.wanted, factor)[1:]
-        else:
-            x, linear, bias = (None if g is None else scale_rows(g, slope) for g in (x, linear, bias))
-        ctx.taken = True
-        return x, linear, bias, *(None,) * 9
+        grads = [None if grad is None else scale_rows(grad, slope) for grad in taken(ctx)]
+        if not grads:
+            *inputs, factors = ctx.saved_tensors
+            inputs.append(times(factors, slope))
+            if not torch.compiler.is_compiling() and not means_its_memory(slope):
+                grads = _at_once(inputs, ctx.options, ctx.wanted)
+            else:
+                grads = [*_in_chunks(inputs, ctx.options, ctx.room, ctx.wanted)[1:]]
+        return *grads, *(None,) * 9
+
+
+def _at_once(inputs: Sequence[Any], options: tuple[int, float, float], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The wanted gradients with all logits, in ops that have rules for batched gradients."""
+    x, linear, bias, target, weight, factors = inputs
+    flat = x.reshape(-1, x.shape[-1])
+    logits = torch.nn.functional.linear(flat, linear, bias)
+    grad = CROSS_ENTROPY_WITH_GRAD(logits, target.reshape(-1), weight, factors, *options)[2]
+    return [
+        (grad @ linear).reshape(x.shape) if wanted[0] else None,
+        grad.t() @ flat if wanted[1] else None,
+        grad.sum(0) if wanted[2] else None,
+    ]
+
+
+def _of_rows(factors: Tensor | None, here: slice, rows: int, sums: int) -> Tensor | None:
+    """The factors of a chunk of rows, and the sum of the weights if it follows them."""
+    if factors is None or len(factors) != rows + sums:
+        return factors
+    return torch.cat([factors[here], factors[-1:]]) if sums else factors[here]
 
 
 def _in_chunks(
@@ -125,7 +152,6 @@ def _in_chunks(
     options: tuple[int, float, float],
     room: tuple[int, bool],
     wanted: Sequence[bool],
-    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The losses, and the wanted ones of the gradients of ``x``, ``linear`` and ``bias``."""
     (x, linear, bias, target, weight, factors), (step, in_float32) = inputs, room
@@ -145,9 +171,8 @@ def _in_chunks(
         else:
             torch.addmm(bias, part, linear.t(), out=found)
         op = CROSS_ENTROPY_WITH_GRAD_ if any(wanted) else CROSS_ENTROPY
-        losses[here] = op(found, targets[here], weight, factors, *options)[0]
-        if factor is not None:
-            scale_rows(found, factor[here] if factor.numel() == rows else factor)
+        factor = _of_rows(factors, here, rows, 0 if weight is None else 1)
+        losses[here] = op(found, targets[here], weight, factor, *options)[0]
         if of_x is not None:
             torch.mm(found, linear, out=of_x[here])
         if of_linear is not None:
@@ -178,15 +203,19 @@ class _Sum:
         elif self.direct:
             torch.ops.aten.addmm.dtype_out(self.total, a, b, torch.float32, out=self.total)
         elif self.wide:
-            self.total += torch.mm(a, b)
+            self.total += self._product(a, b)
         else:
             torch.addmm(self.total, a, b, out=self.total)
 
     def _first(self, a: Tensor, b: Tensor) -> Tensor:
         if self.direct:
             return torch.mm(a, b, out_dtype=torch.float32)
-        product = torch.mm(a, b)
-        return product.float() if self.wide else product
+        return self._product(a, b).float() if self.wide else torch.mm(a, b)
+
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+        # On the CPU, torch multiplies float16 more slowly than float32, and rounds.
+        exact = a.dtype == torch.float16 and not a.is_cuda
+        return torch.mm(a.float(), b.float()) if exact else torch.mm(a, b)
 
     def result(self) -> Tensor:
         return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)

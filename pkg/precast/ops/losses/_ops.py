@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import means_its_memory, register
+from precast._dispatch.in_place import mark_written
 from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
 from precast.ops._written import check_memory
@@ -68,7 +69,7 @@ def reduced(losses: Tensor, target: Tensor, reduction: str, num_items: int | Ten
 def factors(
     target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, num_items: int | Tensor | None
 ) -> Tensor | None:
-    """What losses are multiplied by (None: 1), then the sum of the weights if there are any."""
+    """What the losses are multiplied by (None: 1), then the sum of the weights if there are any."""
     if reduction != "mean":
         return None if weight is None else torch.stack([weight.new_ones(()), weight.sum()])
     if num_items is not None:
@@ -112,7 +113,7 @@ def refuse_second_derivative(op: str) -> None:
 
 def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
     """Multiply a gradient by ``factor``, one number or one per row, in memory that no version counter watches."""
-    if torch.compiler.is_compiling():  # a graph may run again with the same saved gradient
+    if not may_write(factor):
         return (grad * factor.reshape(*factor.shape, *(1,) * (grad.dim() - factor.dim()))).to(grad.dtype)
     same_device("cross_entropy", "the gradient of the loss", factor, grad, "logits")
     with torch._C._AutoDispatchBelowADInplaceOrView():
@@ -120,40 +121,97 @@ def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
     return grad
 
 
+def may_write(slope: Tensor) -> bool:
+    """Whether a backward pass may write over what it has: a graph may run again, and a batched slope is many slopes."""
+    return not torch.compiler.is_compiling() and means_its_memory(slope)
+
+
+def needs_slope(logits: Tensor) -> bool:
+    """Whether a gradient may be stored only once its last factor is known, which is in the backward pass.
+
+    Divided by thousands of rows, most elements are zero in float16, and the scale of a ``GradScaler`` comes too late.
+    """
+    return logits.dtype == torch.float16
+
+
+def times(factors: Tensor | None, slope: Tensor) -> Tensor:
+    """The factors of the losses times the slope of each row."""
+    each = slope.reshape(-1)
+    return each if factors is None else torch.cat([each * factors[:1], factors[1:]])
+
+
+class _Held(torch.autograd.Function):
+    """A node that keeps tensors for another one, apart from what that one saves. Hooks for saved tensors see them."""
+
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, *tensors: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return like.clone()
+
+
+def keep(ctx: Any, inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> None:
+    """Save a function's inputs and, for the first backward pass, gradients that are computed already.
+
+    Gradients have a node of their own, so that the first pass does not ask whether the inputs were changed in place.
+    """
+    ctx.count, ctx.held = len(inputs), None
+    if torch.compiler.is_compiling():
+        ctx.save_for_backward(*inputs, *grads)
+        return
+    ctx.save_for_backward(*inputs)
+    if grads:
+        with torch.enable_grad():
+            like = torch.empty(0, device="cpu", requires_grad=True)
+            ctx.held = _Held.apply(like, *grads).grad_fn  # type: ignore[no-untyped-call]
+
+
+def taken(ctx: Any) -> Sequence[Tensor | None]:
+    """The gradients that ``keep`` has saved; none if they were not computed, or are those of an earlier pass."""
+    if ctx.held is None:
+        return ctx.saved_tensors[ctx.count :] if torch.compiler.is_compiling() else ()
+    grads, ctx.held = ctx.held.saved_tensors, None
+    return grads  # type: ignore[no-any-return]
+
+
 _TENSORS = 4  # of the arguments of a loss; three options follow
 _NO_OTHERS = (None,) * 6  # the gradients of all arguments after the logits
 
 
 class _Loss(torch.autograd.Function):
-    """The gradient is computed with the loss. A second backward pass computes it once more, from the logits."""
+    """The gradient is computed with the loss, or in the backward pass: if it needs the slope, or in a second pass."""
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
-        losses, lse, grad = _WITH_GRAD(*given)
-        ctx.save_for_backward(grad, *given[:_TENSORS])
-        ctx.options, ctx.taken = given[_TENSORS:], False
+        losses, lse, *grads = compute(*given) if needs_slope(given[0]) else _WITH_GRAD(*given)
+        keep(ctx, given[:_TENSORS], grads)
+        ctx.options = given[_TENSORS:]
         ctx.mark_non_differentiable(lse)
         return losses, lse
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Any, ...]:
         refuse_second_derivative("cross_entropy")
-        grad, *inputs = ctx.saved_tensors
-        if ctx.taken:
-            grad = _WITH_GRAD(*inputs, *ctx.options)[2]
-        ctx.taken = True
-        return None, scale_rows(grad, slope), *_NO_OTHERS
+        grads = [scale_rows(grad, slope) for grad in taken(ctx) if grad is not None]
+        if not grads:
+            *inputs, factors = ctx.saved_tensors
+            grads.append(_WITH_GRAD(*inputs, times(factors, slope), *ctx.options)[2])
+        return None, *grads, *_NO_OTHERS
 
 
 class _InPlace(torch.autograd.Function):
-    """The gradient lies over the logits."""
+    """The gradient lies over the logits, from the backward pass on if it needs the slope."""
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., Any], logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         _refuse_needed(logits)
-        losses, lse = compute(logits, *others)
-        ctx.save_for_backward(logits)
-        ctx.taken = False
+        if needs_slope(logits):
+            losses, lse = CROSS_ENTROPY(logits, *others)
+            mark_written([logits])  # who has saved them finds out in each dtype
+            ctx.save_for_backward(logits, *others[: _TENSORS - 1])
+        else:
+            losses, lse = compute(logits, *others)
+            ctx.save_for_backward(logits)
+        ctx.options, ctx.taken = others[_TENSORS - 1 :], False
         ctx.mark_non_differentiable(lse)
         return losses, lse
 
@@ -166,8 +224,16 @@ class _InPlace(torch.autograd.Function):
                 "needed in_place=False"
             )
         ctx.taken = True
-        (grad,) = ctx.saved_tensors
-        return None, scale_rows(grad.detach(), slope), *_NO_OTHERS
+        grad, *others = ctx.saved_tensors
+        grad = grad.detach()
+        if not others:
+            return None, scale_rows(grad, slope), *_NO_OTHERS
+        target, weight, factors = others
+        given = (grad, target, weight, times(factors, slope), *ctx.options)
+        if not may_write(slope):
+            return None, _WITH_GRAD(*given)[2], *_NO_OTHERS
+        IN_PLACE(*given)
+        return None, grad, *_NO_OTHERS
 
 
 def _refuse_gradient(*_: Any) -> NoReturn:
@@ -179,12 +245,12 @@ def _refuse_gradient(*_: Any) -> NoReturn:
 # ---- checks that need only metadata, with the kernels' messages ----
 
 
-def _check_numbers(op: str, name: str, vector: Tensor, logits: Tensor, size: int, called: str = "logits") -> None:
+def _check_numbers(op: str, name: str, vector: Tensor, logits: Tensor, *sizes: int) -> None:
     require(vector.dtype == torch.float32, lambda: f"{op}: {name} is {dtype_name(vector)}; needed float32")
-    same_device(op, name, vector, logits, called)
+    same_device(op, name, vector, logits, "logits")
     require(
-        vector.dim() == 1 and vector.shape[0] == size,
-        lambda: f"{op}: {name} has shape {tuple(vector.shape)}; needed ({size},)",
+        vector.dim() == 1 and any(vector.shape[0] == size for size in sizes),
+        lambda: f"{op}: {name} has shape {tuple(vector.shape)}; needed {' or '.join(f'({size},)' for size in sizes)}",
     )
 
 
@@ -229,7 +295,8 @@ def _check(
 ) -> None:
     _check_target(op, logits, target, weight)
     if factors is not None:
-        _check_numbers(op, "factors", factors, logits, 1 if weight is None else 2)
+        sums = 0 if weight is None else 1
+        _check_numbers(op, "factors", factors, logits, 1 + sums, target.numel() + sums)
     check_smoothing(op, label_smoothing)
 
 

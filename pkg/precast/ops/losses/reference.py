@@ -19,7 +19,7 @@ def cross_entropy(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row times the scale, and the logarithm of each row's sum of exponentials."""
+    """The loss of each row times its scale, and the logarithm of each row's sum of exponentials."""
     x, columns = wide(logits), logits.shape[-1]
     lse = torch.logsumexp(x, -1)
     ignored, inside = target == ignore_index, (target >= 0) & (target < columns)
@@ -70,12 +70,15 @@ def cross_entropy_scale_(grad: Tensor, factor: Tensor) -> None:
 def _numbers(
     like: Tensor, at: Tensor, weight: Tensor | None, factors: Tensor | None, columns: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scale, the sum of the weights, and the weight of each target."""
+    """The scale of all rows or of each, the sum of the weights, and the weight of each target."""
     one = torch.ones((), dtype=like.dtype, device=like.device)
-    scale = one if factors is None else factors[0].to(like.dtype)
-    if weight is None:
-        return scale, one * columns, one
-    return scale, one * columns if factors is None else factors[1].to(like.dtype), weight.to(like.dtype)[at]
+    scales, sums = one, one * columns
+    if factors is not None:
+        numbers = factors.to(like.dtype)
+        scales = numbers if weight is None else numbers[:-1]
+        scales = scales[0] if scales.shape[0] == 1 else scales.reshape(like.shape)
+        sums = sums if weight is None else numbers[-1]
+    return scales, sums, one if weight is None else weight.to(like.dtype)[at]
 
 
 def _gradient(logits: Tensor, target: Tensor, given: Tensor, weight: Tensor | None) -> Tensor:
