@@ -162,14 +162,14 @@ def keep(ctx: Any, inputs: Sequence[Tensor | None], grads: Sequence[Tensor | Non
     if grads:
         with torch.enable_grad():
             like = torch.empty(0, device="cpu", requires_grad=True)
-            ctx.held = _Held.apply(like, *grads).grad_fn  # type: ignore[no-untyped-call]
+            ctx.held = _Held.apply(like, *grads)  # type: ignore[no-untyped-call]
 
 
 def taken(ctx: Any) -> Sequence[Tensor | None]:
     """The gradients that ``keep`` has saved; none if they were not computed, or are those of an earlier pass."""
     if ctx.held is None:
         return ctx.saved_tensors[ctx.count :] if torch.compiler.is_compiling() else ()
-    grads, ctx.held = ctx.held.saved_tensors, None
+    grads, ctx.held = ctx.held.grad_fn.saved_tensors, None
     return grads  # type: ignore[no-any-return]
 
 
