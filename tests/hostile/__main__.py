@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--count", type=int, help="how many cases are drawn; all by default")
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="of the cases, every Nth from the Ith on")
     parser.add_argument("--op", action="append", default=[], help="only calls whose name contains this")
     parser.add_argument("--case", action="append", default=[], help="only cases whose text contains this")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -34,6 +35,8 @@ def main() -> int:
     cases = [case for case in cases if all(text in str(case) for text in options.case)]
     if options.count is not None:
         cases = random.Random(options.seed).sample(cases, min(options.count, len(cases)))
+    part, parts = map(int, options.part.split("/"))
+    cases = cases[part - 1 :: parts]
     outcome = apart.run(cases, options.device, lambda line: print(line, flush=True), options.jobs)
     for how, number in outcome.counts.most_common():
         print(f"{how}: {number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import mmap
 import os
@@ -21,6 +22,7 @@ COMMAND = (sys.executable, "-m", "tests.hostile", "--child")
 MEMORY = 3 << 30  # of a child beyond what it begins with; no example needs a hundredth of it
 SECONDS = 60  # for one case
 BATCH = 2000  # cases in one child
+Judge = Callable[[Any], dict[str, str]]
 
 
 @dataclass
@@ -95,28 +97,45 @@ def child(device: str) -> None:
     lines = [json.loads(line) for line in sys.stdin]
     cases = [law.Case(line["call"], tuple(line["path"]), line["change"], line["backward"]) for line in lines]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if device == "cpu":
-        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+    _tell({})
+    if device == "cuda":  # a fork has no use of a GPU that its parent has used
+        in_turn(cases, 0, lambda case: law.judged(case, device))
+        return
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
     forked(cases, lambda case: law.judged(case, device))
 
 
-def forked(cases: Sequence[Any], judged: Callable[[Any], dict[str, str]]) -> None:
+def in_turn(
+    cases: Sequence[Any], first: int, judged: Judge, note: Callable[[int], object] = lambda number: None
+) -> None:
+    """Judges the cases from ``first`` on in this process, until one of them ends it. A hang shows its stack."""
+    for number, case in enumerate(cases[first:], first):
+        note(number)
+        _tell({"begin": number})
+        faulthandler.dump_traceback_later(0.9 * SECONDS)
+        signal.alarm(SECONDS)
+        facts = judged(case)
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+        _tell(facts)
+        if "the GPU failed" in facts.get("broken", ""):
+            os._exit(0)  # its context is lost
+
+
+def forked(cases: Sequence[Any], judged: Judge) -> None:
     """Judges cases in forks of this process: the next fork goes on behind a case that ended one."""
     begun = mmap.mmap(-1, 8)  # shared
+
+    def note(number: int) -> None:
+        begun[:] = number.to_bytes(8, "little")
+
     first = 0
     while first < len(cases):
         _tell({})
         fork = os.fork()
         if fork == 0:
-            for number, case in enumerate(cases[first:], first):
-                begun[:] = number.to_bytes(8, "little")
-                _tell({"begin": number})
-                signal.alarm(SECONDS)
-                facts = judged(case)
-                _tell(facts)
-                if "the GPU failed" in facts.get("broken", ""):
-                    os._exit(0)  # its context is lost
+            in_turn(cases, first, judged, note)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
         number = int.from_bytes(begun[:], "little")

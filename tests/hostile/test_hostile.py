@@ -178,12 +178,12 @@ def test_a_child_that_ends_names_its_case(end: str, forks: bool, monkeypatch: py
     source = f"""import os, sys, time
 from tests.hostile import apart
 apart.SECONDS = 1
-os.fork = os.fork if {forks} else lambda: 0
 def judged(line):
     if "deadly" in line:
         {end}
     return {{"how": "equal"}}
-apart.forked(sys.stdin.readlines(), judged)
+cases = sys.stdin.readlines()
+apart.forked(cases, judged) if {forks} else apart.in_turn(cases, 0, judged)
 """
     monkeypatch.setattr(apart, "COMMAND", (sys.executable, "-c", source))
     monkeypatch.setattr(apart, "SECONDS", 1)
@@ -192,6 +192,8 @@ apart.forked(sys.stdin.readlines(), judged)
     assert outcome.counts == {"equal": 2, "broken": 2}
     assert list(outcome.broken) == ["f(x) deadly", "f(x) deadly too"]
     assert all(ENDS[end] in text for text in outcome.broken.values())
+    if "sleep" in end and not forks:
+        assert all("in judged" in text for text in outcome.broken.values())  # where it hung
 
 
 def test_a_byte_behind_guarded_memory_cannot_be_read() -> None:

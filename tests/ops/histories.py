@@ -6,7 +6,7 @@ torch. After each step both must agree: equal parameters and states, or errors o
 refuse (REFUSED), nothing may be changed. A history is known by its number; each run of histories is a process of its
 own, so that a signal is seen, and has a number.
 
-    python -m tests.ops.histories --count 1000 --device cpu [--first 0]
+    python -m tests.ops.histories --count 1000 --device cpu [--first 0] [--jobs 16]
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -556,26 +558,34 @@ def run(first: int, count: int, device: str, family: str = "", progress: Path | 
     return total
 
 
-def run_apart(first: int, count: int, device: str) -> tuple[Counter[str], list[str]]:
-    """Histories in child processes: how many steps went in which way, and what went wrong."""
-    import tempfile
+def run_apart(first: int, count: int, device: str, jobs: int = 1) -> tuple[Counter[str], list[str]]:
+    """Histories in so many processes at a time: how many steps went in which way, and what went wrong."""
+    total: Counter[str] = Counter()
+    wrong: list[str] = []
+    starts = range(first, first + count, max(1, min(BATCH, -(-count // jobs))))
+    with ThreadPoolExecutor(jobs) as threads:
+        for counts, texts in threads.map(lambda at: _batch(at, min(starts.step, first + count - at), device), starts):
+            total += counts
+            wrong += texts
+    return total, wrong
 
+
+def _batch(first: int, count: int, device: str) -> tuple[Counter[str], list[str]]:
+    """Histories one after the other; after one that ends its process, the others go on in another one."""
     total: Counter[str] = Counter()
     wrong: list[str] = []
     last = first + count
     with tempfile.TemporaryDirectory() as folder:
         progress = Path(folder) / "progress"
         while first < last:
-            size = min(BATCH, last - first)
             command = [sys.executable, "-m", "tests.ops.histories", "--child", str(progress), "--device", device]
-            command += ["--first", str(first), "--count", str(size)]
+            command += ["--first", str(first), "--count", str(last - first)]
             child = subprocess.run(command, capture_output=True, text=True, check=False)
             if child.returncode == 0:
                 for line in child.stdout.splitlines():
                     how, _, number = line.rpartition(": ")
                     total[how] += int(number)
-                first += size
-                continue
+                break
             number = int(progress.read_text())
             lines = child.stderr.strip().splitlines() or [""]
             found = lines[-1] if child.returncode > 0 else "\n".join(lines[-12:])
@@ -590,14 +600,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first history")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
         faulthandler.enable()
+        gc.collect()
+        gc.freeze()  # each error of a step is collected: what was there before need not be looked at
         total = run(options.first, options.count, options.device, progress=options.child)
         wrong: list[str] = []
     else:
-        total, wrong = run_apart(options.first, options.count, options.device)
+        total, wrong = run_apart(options.first, options.count, options.device, options.jobs)
     for how, number in total.most_common():
         print(f"{how}: {number}")
     for text in wrong:
