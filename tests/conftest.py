@@ -190,7 +190,8 @@ def probe_timm() -> Found:
     """Whether timm can be imported: it needs a torchvision that was built for this torch."""
     command = [sys.executable, "-W", "ignore", "-c", "import timm; print(timm.__version__)"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return Found(run.returncode == 0, (run.stdout if run.returncode == 0 else run.stderr).strip()[-200:])
+    said = (run.stdout if run.returncode == 0 else run.stderr).strip().splitlines() or [f"status {run.returncode}"]
+    return Found(run.returncode == 0, said[-1])  # of a traceback, the error
 
 
 def probe_mutants() -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,13 @@ from rich.table import Table
 
 from tools.shared.schedule import Outcome, Step
 from tools.shared.wheelhouse import Record
+
+_IN_A_FILE = 400  # columns; a file has no width of its own, and a table takes no more than it needs
+
+
+def console() -> Console:
+    """A console for standard output: as wide as the terminal, or wide enough for every table."""
+    return Console(width=None if sys.stdout.isatty() else _IN_A_FILE)
 
 
 class Display(Protocol):

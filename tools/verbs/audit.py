@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,7 @@ from precast._builder import matrix
 from precast.errors import KernelError
 from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
 from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict
-from tools.shared import cells
+from tools.shared import cells, display
 from tools.shared.wheel import NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +44,7 @@ def show(results: Iterable[Result]) -> None:
         for violation in result.violations:
             cells = (violation.where, violation.wanted, violation.found)
             table.add_row("", Text(violation.check), *(Text(_cut(cell)) for cell in cells))
-    _console().print(table)
-
-
-def _console() -> Console:
-    """A console of fixed width for pipes, which have none; a log has room for long lines."""
-    return Console(width=None if sys.stdout.isatty() else 200)
+    display.console().print(table)
 
 
 def _cut(text: str, most: int = 400) -> str:
@@ -83,7 +77,7 @@ def listing() -> None:
     for guard in GUARDS:
         table.add_row(guard.name, guard.promise)
     table.add_row(WORKFLOWS, WORKFLOWS_PROMISE)
-    _console().print(table)
+    display.console().print(table)
 
 
 def main(arguments: list[str]) -> int:

@@ -104,12 +104,10 @@ def refuse_strangers(out: Path, plan: Plan, known: matrix.Matrix) -> None:
 
 def make(out: Path, event: str, asked: str, jobs: int) -> None:
     """Make the release, or its missing files."""
-    from rich.console import Console
-
-    from tools.shared.display import display, summary
+    from tools.shared.display import console, display, summary
 
     started = time.perf_counter()
-    console = Console()
+    screen = console()
     known = matrix.load(ROOT / "matrix.toml")
     plan = expand(known, known.event(event))
     out.mkdir(parents=True, exist_ok=True)
@@ -137,9 +135,9 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
             print("no index: this checkout has no such verb", flush=True)
         steps = list(steps_of(plan, out, driver))
         env = {**os.environ, "MAX_JOBS": str(max(1, len(os.sched_getaffinity(0)) // jobs))}
-        with display(steps, console) as shown:
+        with display(steps, screen) as shown:
             outcomes = run_all(steps, Runner(ROOT, out / "logs", env), jobs, shown.start, shown.end)
-        summary(outcomes, wheelhouse.read(out / "wheelhouse"), time.perf_counter() - started, console)
+        summary(outcomes, wheelhouse.read(out / "wheelhouse"), time.perf_counter() - started, screen)
 
 
 def main(arguments: list[str]) -> int:

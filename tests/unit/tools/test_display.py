@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tools.shared.display import console as standard_console
 from tools.shared.display import display, summary
 from tools.shared.schedule import Outcome, Step
 from tools.shared.wheelhouse import Record
@@ -58,3 +59,10 @@ def test_the_table_counts_files_bytes_and_what_was_reused() -> None:
     assert ["a.whl", "1,234,567", "8.0", "built"] in rows
     assert ["1", "x", "device", "code", "1.5", "1", "reused"] in rows
     assert rows[-1] == ["1", "files", "1,234,567", "9.5", "1", "built,", "0", "reused"]
+
+
+def test_a_table_in_a_file_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"precast-1.0+cu130-py3-none-{'x' * 120}.whl"
+    summary(OUTCOMES, {"wheel-a": Record("wheel-a", name, "0" * 64, 1234567, "key", 8.0)}, 9.5, standard_console())
+    said = capsys.readouterr().out
+    assert name in said and "1,234,567" in said and "\N{HORIZONTAL ELLIPSIS}" not in said
