@@ -74,6 +74,12 @@ def without_logits(model: Any, digest: str) -> str:
     return ""
 
 
+def sources(own: Any) -> tuple[str, ...]:
+    """The names of what is read beside a loss: the entries of a table under which models find it."""
+    table = getattr(sys.modules[own.__module__], "LOSS_MAPPING", {})
+    return tuple(f"{own.__module__}.LOSS_MAPPING.{name}" for name, one in table.items() if one is own)
+
+
 class _Gradient(Module):
     """Its forward is the gradient of a loss for the logits, which is where a loss rounds."""
 
