@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, instances, source  # noqa: E402
+from precast._adopt import command, instances, seen, source  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
@@ -174,8 +174,8 @@ def test_an_activation_that_is_changed_after_the_adoption_counts(change: Any) ->
     assert "gated_mlp" in {group.kind for group in precast.adopt(adopted).replaced}
     again = pickle.loads(pickle.dumps(copy.deepcopy(adopted)))
     proof = again.model.layers[0].mlp.forward.keywords["_proof"]
-    assert not instances.unproved(again.model.layers[0].mlp, proof)
-    assert not instances.is_changed(again.model.layers[0].mlp, again.model.layers[0].mlp.forward.args[2])
+    assert not seen.unproved(again.model.layers[0].mlp, proof)
+    assert not seen.is_changed(again.model.layers[0].mlp, again.model.layers[0].mlp.forward.args[2])
     for one in (model, adopted, again):
         change(one.model.layers[1].mlp.act_fn)
     for one in (adopted, again):
@@ -185,7 +185,7 @@ def test_an_activation_that_is_changed_after_the_adoption_counts(change: Any) ->
 def test_states_of_modules() -> None:
     def state(module: Any, **attributes: Any) -> Any:
         module.__dict__.update(attributes)
-        return instances.state_of(module)
+        return seen.state_of(module)
 
     act, config = torch.nn.SiLU, object()
     assert state(act(), config=config, many=[1, {"a": 2.0}]) == state(act(), config=config, many=[1, {"a": 2.0}])
@@ -260,7 +260,7 @@ def test_a_shallow_copy_computes_with_its_own_weights(copied: Any) -> None:
         assert type(other) is type(norm)
         if "forward" in vars(norm):  # what rounds otherwise in an old torch is not replaced
             assert other.forward.args[0] is other and precast.undo_adopt(other) == 1
-            assert not vars(other).keys() & {"forward", *instances._COPIED}
+            assert not vars(other).keys() & {"forward", *instances._HELPERS}
         torch.testing.assert_close(other(x), 10 * before)
 
 
@@ -292,4 +292,4 @@ def test_copies_of_a_copy_are_pickled() -> None:
     precast.adopt(torch.nn.Sequential(norm))
     again = pickle.loads(pickle.dumps(copy.deepcopy(copy.copy(norm))))
     assert vars(again).keys() == vars(norm).keys()
-    assert all(vars(again)[name].args[0] is again for name in ("forward", *instances._COPIED))
+    assert all(vars(again)[name].args[0] is again for name in ("forward", *instances._HELPERS))

@@ -21,20 +21,16 @@ from precast._adopt.instances import (
     GATE,
     LOSS,
     ROTATE,
-    Child,
-    Seen,
     eps_of,
     has_hooks,
-    is_changed,
     is_ours,
-    is_traced,
     ours,
     own,
     plain,
     served,
-    unproved,
 )
 from precast._adopt.probe import StandIn, twin_of
+from precast._adopt.seen import Child, Seen, is_changed, is_traced, unproved
 from precast._adopt.source import codes, with_attribute
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.layer_norm import layer_norm as _layer_norm

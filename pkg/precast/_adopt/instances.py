@@ -1,4 +1,4 @@
-"""An instance with a replaced method: how it is told apart, and whether it and a call are as the probe saw them.
+"""An instance with a replaced method: how it is told apart, copied and put back, and which calls a kernel serves.
 
 What replaces a method is a ``functools.partial`` of a function of :mod:`precast._adopt.forwards`, with the instance as
 its first argument. It is pickled and copied with its module. Python looks such a method up without saying for which
@@ -7,14 +7,9 @@ instance, so a shallow copy would call it for the original: :func:`put` also mak
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-import inspect
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,70 +18,17 @@ from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
-from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions, what_runs
+from precast.errors import KernelError
 from precast.ops._checks import FLOAT_TYPES
 
-Methods = tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a proof has seen of a module: its class, a method, the methods that it calls, and the attributes they read.
-
-    Without those that the replacement reads in each call. ``digest`` is the fingerprint of the methods, by which a copy
-    in another process knows whether they are the same there.
-    """
-
-    cls: type[Any]
-    method: str
-    digest: str
-    function: Any
-    called: Methods
-    attributes: tuple[tuple[str, Any], ...]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _seen_again, (
-            self.cls,
-            self.method,
-            self.digest,
-            tuple(name for name, _ in self.called),
-            self.attributes,
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Seen:
-        return dataclasses.replace(self, attributes=copy.deepcopy(self.attributes, memo))
-
-
-def _seen_again(cls: Any, method: str, digest: str, called: tuple[str, ...], attributes: Any) -> Seen:
-    try:
-        function = getattr(cls, method) if _digest(cls, method) == digest else None
-    except (Unreadable, AttributeError):
-        function = None  # so that the own method runs
-    return Seen(cls, method, digest, function, _methods(cls, called), attributes)
-
-
-def _methods(cls: Any, names: Iterable[str]) -> Methods:
-    return tuple((name, getattr(cls, name, None)) for name in names)
-
-
-def _digest(cls: Any, method: str) -> str:
-    """The fingerprint of a method; of a decorated one, that of the function inside."""
-    function = getattr(cls, method)
-    inside = inspect.unwrap(function)
-    return fingerprint(cls, method) if inside is function else fingerprint_of_functions(inside)
-
-
-Child = tuple[str, Seen]  # of a child, its name and what the probe has seen of it
 # A partial cannot be told apart from those of others, except by its function.
 _OURS: list[Callable[..., Any]] = []
 ROTATE = "apply_rotary_pos_emb"  # the function of a module of transformers that its attention calls
 LOSS = "_loss_function"  # what the setter of transformers' ``loss_function`` writes
 GATE = "_apply_gate"  # what transformers calls between the projections of experts
 _METHODS = ("forward", GATE, LOSS)
-_COPIED = ("__reduce_ex__", "_replicate_for_data_parallel")  # what is called to copy a module
-# Values of these types are the same if they are equal; others, if they are one object.
-_PLAIN = (bool, int, float, str, types.MethodType)
-_is_compiling, _is_tracing = torch.compiler.is_compiling, torch._C._is_tracing
+# What Python and torch call to copy a module or to compile its source; an instance has them while it is adopted.
+_HELPERS = ("__reduce_ex__", "_replicate_for_data_parallel", "__prepare_scriptable__")
 
 
 def is_ours(forward: object) -> bool:
@@ -109,17 +51,43 @@ def put(module: Module, attribute: str, function: Callable[..., Any]) -> None:
     """Replace a method of an instance, so that each copy of the instance calls it for itself."""
     module.__dict__[attribute] = function
     if is_bound(function):
-        for name, copying in zip(_COPIED, (_reduced, _replicated), strict=True):
-            module.__dict__.setdefault(name, functools.partial(copying, module))
+        for name, helper in zip(_HELPERS, (_reduced, _replicated, _not_scripted), strict=True):
+            module.__dict__.setdefault(name, functools.partial(helper, module))
 
 
 def take(module: Module, attribute: str) -> None:
     """Give an instance its own method again."""
     module.__dict__.pop(attribute, None)
     if not any(is_bound(module.__dict__.get(name)) for name in _METHODS):
-        for name in _COPIED:
-            if is_bound(module.__dict__.get(name)):
-                del module.__dict__[name]
+        _take_helpers(module)
+
+
+def restore(module: Module) -> int:
+    """Give an instance all its methods again; how many were replaced.
+
+    Where another tool has kept ours as an attribute, to call it, that is the own forward from now on. Where it keeps it
+    elsewhere, ours calls the own forward: see :func:`is_adopted`.
+    """
+    mine = [name for name, value in module.__dict__.items() if is_ours(value) and name not in _HELPERS]
+    kept_elsewhere = not mine and is_adopted(module)
+    for name in mine:
+        if name in _METHODS:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = types.MethodType(type(module).forward, module)
+    _take_helpers(module)
+    return len(mine) + kept_elsewhere
+
+
+def is_adopted(module: Module) -> bool:
+    """Whether replacements of this instance may run. It is asked in each call."""
+    return _HELPERS[0] in module.__dict__
+
+
+def _take_helpers(module: Module) -> None:
+    for name in _HELPERS:
+        if is_bound(module.__dict__.get(name)):
+            del module.__dict__[name]
 
 
 def is_bound(function: Any) -> bool:
@@ -164,51 +132,20 @@ def _filled(made: Any, state: Any) -> None:
     _rebound(made)
 
 
-def is_traced() -> bool:
-    """Whether a graph is made of what runs, for ``torch.compile``, ``torch.export`` or ``torch.jit.trace``."""
-    return _is_compiling() or _is_tracing()
+@ours
+def _not_scripted(module: Module, /) -> None:
+    """For ``torch.jit.script``, which compiles the source of a forward."""
+    raise KernelError(
+        f"torch.jit.script cannot compile a {type(module).__name__} that precast.adopt has changed",
+        found="a forward that is bound to the instance",
+        needed="the module's own forward; torch.jit.trace and torch.export take it from an adopted model too",
+        fix="precast.undo_adopt(model)",
+    )
 
 
 def own(module: Module, *given: Any, **named: Any) -> Any:
     """The module's own forward."""
     return type(module).forward(module, *given, **named)
-
-
-def seen(module: Module, method: str = "forward", live: tuple[str, ...] = ()) -> Seen:
-    """What a proof sees of a module; its replacement reads the ``live`` attributes in each call."""
-    cls: Any = type(module)
-    (_, *called), names = what_runs(cls, method)
-    values = tuple((name, module.__dict__[name]) for name in sorted(names - {*live}) if name in module.__dict__)
-    shadows = tuple((name, module.__dict__.get(name)) for name in called)
-    return Seen(cls, method, _digest(cls, method), getattr(cls, method), _methods(cls, called), values + shadows)
-
-
-def seen_forward(module: Module) -> Seen:
-    """The forward of a module alone: its replacement calls a copy of it, which reads everything in each call."""
-    cls: Any = type(module)
-    return Seen(cls, "forward", _digest(cls, "forward"), cls.forward, (), ())
-
-
-def unproved(module: Module, proof: Seen | None) -> bool:
-    """Whether the own method must run: it is traced or compiled, or was replaced, or an attribute has another value."""
-    if _is_compiling() or _is_tracing():
-        return True
-    if proof is None:
-        return False
-    if getattr(type(module), proof.method) is not proof.function:
-        return True
-    return bool(proof.attributes) and _has_changed(module, proof)
-
-
-def _has_changed(module: Module, proof: Seen) -> bool:
-    here, cls = module.__dict__, type(module)
-    return any(not _same(here.get(name), value) for name, value in proof.attributes) or any(
-        getattr(cls, name) is not function for name, function in proof.called
-    )
-
-
-def _same(here: Any, value: Any) -> bool:
-    return here is value or (type(here) is type(value) and type(value) in _PLAIN and here == value)
 
 
 def served(x: Any, like: Tensor | None, device: str) -> bool:
@@ -233,18 +170,6 @@ def plain(x: Any, device: str) -> bool:
     return type(x) is Tensor and x.device.type == device and x.dtype in FLOAT_TYPES and x.is_contiguous()
 
 
-def is_changed(module: Module, child: Child) -> bool:
-    """Whether a call of a child that a kernel stands for does another thing than the probe has seen, or more."""
-    name, proof = child
-    found: Any = module._modules.get(name)
-    if found is None:  # a method of the name, which the proof of the module has seen
-        return proof.cls is not type(None)
-    if type(found) is not proof.cls or unproved(found, proof):
-        return True
-    replaced = found.__dict__.get("forward")
-    return not (replaced is None or is_ours(replaced)) or has_hooks(found)
-
-
 def has_hooks(module: Module | None) -> bool:
     """Whether a call of the module calls hooks, too; a kernel that stands for it would not."""
     return module is not None and bool(
@@ -256,63 +181,6 @@ def has_hooks(module: Module | None) -> bool:
     )
 
 
-def child_of(module: Module, name: str, live: tuple[str, ...] = ()) -> Child:
-    """A child by name, with what a proof sees of it; nothing of a method of the name."""
-    child = module._modules.get(name)
-    return name, Seen(type(None), "", "", None, (), ()) if child is None else seen(child, live=live)
-
-
-def state_of(module: Module, inside: tuple[Module, ...] = ()) -> Hashable:
-    """All that a proof can see of a module and its children, but for the values of parameters.
-
-    Equal states have one proof. An object that says nothing of its value is equal to itself alone.
-    """
-    if module in inside:
-        return "itself", inside.index(module)
-    inside = (*inside, module)
-    return type(module), tuple((name, _plain(value, inside)) for name, value in sorted(module.__dict__.items()))
-
-
-class _Same:
-    """Equal to one that has the same object."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
-def _plain(value: Any, inside: tuple[Module, ...]) -> Hashable:
-    kind = type(value)
-    if isinstance(value, Module):
-        return state_of(value, inside)
-    if kind is torch.nn.Parameter:
-        return kind, value.shape, value.dtype, value.device
-    if kind is types.MethodType and value.__self__ is inside[-1]:
-        return kind, value.__func__
-    if kind in (tuple, list, torch.Size):
-        return kind, tuple(_plain(one, inside) for one in value)
-    if kind in (dict, OrderedDict):
-        return kind, tuple((_plain(one, inside), _plain(other, inside)) for one, other in value.items())
-    if kind in (set, frozenset):
-        return kind, frozenset(_plain(one, inside) for one in value)
-    if kind in (type(None), bool, int, float, str, bytes, torch.dtype, torch.device):
-        return kind, value
-    return _Same(value)
-
-
 def computes_weights(module: Module) -> bool:
     """Whether its weight or bias is no parameter, but made of some for each call: a parametrization, pruning."""
     return is_parametrized(module) or bool(module.__dict__.keys() & {"weight", "bias"})
-
-
-def with_signature(function: Callable[..., Any], module: Module, device: str) -> functools.partial[Any]:
-    """A forward with the arguments of the module's own one, which trainers and ``generate`` look for."""
-    bound = functools.partial(function, module, device, _proof=seen_forward(module))
-    _, *arguments = inspect.signature(type(module).forward).parameters.values()
-    bound.__signature__ = inspect.Signature([one.replace(annotation=one.empty) for one in arguments])  # type: ignore[attr-defined]
-    return bound

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import forwards, instances
-from precast._adopt.probe import Trial, decide
+from precast._adopt.probe import Trial, decide, drawn
+from precast._adopt.seen import seen_forward
 from precast._adopt.source import Unreadable, fingerprint_of_functions
 
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
@@ -48,6 +50,14 @@ def fingerprint_of(own: Any) -> str:
     if hasattr(own, "forward"):
         return fingerprint_of_functions(inspect.unwrap(own.forward))
     return fingerprint_of_functions(own, getattr(sys.modules[own.__module__], "fixed_cross_entropy", own))
+
+
+def with_signature(function: Callable[..., Any], module: Module, device: str) -> functools.partial[Any]:
+    """A forward with the arguments of the module's own one, which trainers and ``generate`` look for."""
+    bound = functools.partial(function, module, device, _proof=seen_forward(module))
+    _, *arguments = inspect.signature(type(module).forward).parameters.values()
+    bound.__signature__ = inspect.Signature([one.replace(annotation=one.empty) for one in arguments])  # type: ignore[attr-defined]
+    return bound
 
 
 def without_logits(model: Any, digest: str) -> str:
@@ -96,8 +106,8 @@ class _Gradient(Module):
 
 
 def _trial(own: Any, device: str, dtype: torch.dtype, generator: torch.Generator) -> Trial:
-    logits = (torch.randn((_ROWS, _CLASSES), generator=generator) * 3).to(device, dtype)
-    labels = torch.randint(0, _CLASSES, (_ROWS,), generator=generator).to(device)
+    logits = drawn((_ROWS, _CLASSES), dtype, device, generator) * 3
+    labels = torch.randint(0, _CLASSES, (_ROWS,), generator=generator, device="cpu").to(device)
     labels[::8] = -100
     counted = (labels != -100).unsqueeze(-1)
     share = torch.softmax(logits.double(), -1) * counted

@@ -18,6 +18,7 @@ from precast._abi.version import Release
 from precast._adopt import forwards, instances, loss, rotation
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
+from precast._adopt.seen import state_of
 from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_name, owner
 from precast.errors import KernelError
 
@@ -94,7 +95,7 @@ def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> I
             yield Found(name, module, rule.kind, digest, reason)
             continue
         names = rule.known[digest]
-        key = (here, instances.state_of(module))
+        key = (here, state_of(module))
         if key not in proofs:
             proofs[key] = _prove(rule, module, digest, here)
         child: Any = type(module._modules.get(rule.child(names)))
@@ -149,7 +150,7 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
         return
     note = "linear_cross_entropy, no logits of calls with labels"
     parts: tuple[tuple[str, Any, Callable[[Module], Bound]], ...] = (
-        (name, model, lambda one: instances.with_signature(forwards.without_logits, one, device)),
+        (name, model, lambda one: loss.with_signature(forwards.without_logits, one, device)),
         (
             f"{name}.lm_head".lstrip("."),
             model.lm_head,

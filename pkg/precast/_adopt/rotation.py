@@ -16,8 +16,9 @@ from torch.nn import Module
 
 from precast._adopt import forwards, instances, source
 from precast._adopt.loss import fingerprint_of
-from precast._adopt.probe import Trial, decide, twin_of
+from precast._adopt.probe import Trial, decide, drawn, twin_of
 from precast._adopt.rules import RULES
+from precast._adopt.seen import child_of, seen_forward, state_of
 from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions, with_attribute
 from precast.ops.rms_norm import CASTINGS
 from precast.ops.rotary import rms_norm_rotary_embedding
@@ -66,15 +67,15 @@ def known(module: Any) -> tuple[str, Norms | str]:
 
 def bind(module: Module, norms: Norms, casting: str, device: str) -> functools.partial[Any]:
     """The forward for an attention."""
-    seen = tuple((instances.child_of(module, name, live=(eps, "weight")), eps) for name, eps in norms)
-    proof = instances.seen_forward(module)
-    return functools.partial(forwards.attention, module, seen, casting, device, _proof=proof)
+    children = tuple((child_of(module, name, live=(eps, "weight")), eps) for name, eps in norms)
+    proof = seen_forward(module)
+    return functools.partial(forwards.attention, module, children, casting, device, _proof=proof)
 
 
 def key(module: Any, norms: Norms) -> object:
     """What the proof of an attention reads, and nothing else of it."""
     functions = [source.codes(one) for one in _functions(type(module))]
-    return (*map(tuple, functions), module.head_dim, *(instances.state_of(module._modules[name]) for name, _ in norms))
+    return (*map(tuple, functions), module.head_dim, *(state_of(module._modules[name]) for name, _ in norms))
 
 
 def _functions(cls: type[Any]) -> tuple[Any, Any]:
@@ -124,7 +125,7 @@ def _trial(module: Any, norms: Norms, device: str, dtype: torch.dtype, generator
     rotate = inspect.unwrap(type(module).forward).__globals__[instances.ROTATE]
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
+        return drawn(shape, dtype, device, generator)
 
     x, cos, sin = random(_TOKENS, _HEADS + _KEYS, width) * 3, random(_TOKENS, width), random(_TOKENS, width)
     parts = [module._modules[name] for name, _ in norms]

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import forwards
-from precast._adopt.instances import GATE, child_of, eps_of, has_hooks, seen
-from precast._adopt.probe import StandIn, Trial, Trials, twin_of
+from precast._adopt.instances import GATE, eps_of, has_hooks
+from precast._adopt.probe import StandIn, Trial, Trials, drawn, twin_of
+from precast._adopt.seen import child_of, seen
 from precast._adopt.source import Unreadable, fingerprint
 from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import CASTINGS, rms_norm
@@ -56,11 +57,6 @@ _ACTIVATIONS = {
 }
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    """Drawn on the CPU, so that a probe has the same inputs on every device."""
-    return torch.randn(shape, generator=generator).to(device, dtype)
-
-
 def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
     weight = module._parameters.get("weight")
     if module._parameters.get("bias") is not None:
@@ -73,8 +69,8 @@ def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
     small, width = eps_of(module, eps), shape[0]
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        x = _random((max(4, 8192 // width), width), dtype, device, generator) * 3
-        scale = None if weight is None else _random((width,), dtype, device, generator)
+        x = drawn((max(4, 8192 // width), width), dtype, device, generator) * 3
+        scale = None if weight is None else drawn((width,), dtype, device, generator)
         normal = x.double() / torch.sqrt(x.double().square().mean(-1, keepdim=True) + small)
         factor = torch.ones((), dtype=torch.float64, device=device) if scale is None else scale.double()
         return Trial(
@@ -100,8 +96,8 @@ def _layer_trials(module: Any, channels: bool, device: str) -> Trials | str:
     here, eps = [name for name, one in module._parameters.items() if one is not None], float(module.eps)
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        rows = _random((max(4, 8192 // shape[0]), *shape), dtype, device, generator) * 3 + 1
-        given = {name: _random(shape, dtype, device, generator) for name in here}
+        rows = drawn((max(4, 8192 // shape[0]), *shape), dtype, device, generator) * 3 + 1
+        given = {name: drawn(shape, dtype, device, generator) for name in here}
         weight, bias = given.get("weight"), given.get("bias")
         wide = rows.double()
         spread = torch.sqrt(wide.var(-1, keepdim=True, unbiased=False) + eps)
@@ -129,7 +125,7 @@ def _softmax_trials(module: Any, _: object, device: str) -> Trials | str:
         return f"its dimension is {module.dim}; needed -1"
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        x = _random((64, 128), dtype, device, generator) * 3
+        x = drawn((64, 128), dtype, device, generator) * 3
         exact = torch.softmax(x.double(), -1)
         return Trial(
             twin_of(module, {}), x, {"softmax": scaled_softmax(x, 1.0)}, lambda error: {"softmax": exact * error}
@@ -166,8 +162,8 @@ def _gated_trials(module: Module, names: tuple[str, ...], device: str) -> Trials
 
 def _gates_and_factors(dtype: torch.dtype, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Torch's GELUs on the CPU lose digits below -2."""
-    gates = _random((64, 256), dtype, device, generator).clamp(min=-2)
-    return gates, _random((64, 256), dtype, device, generator)
+    gates = drawn((64, 256), dtype, device, generator).clamp(min=-2)
+    return gates, drawn((64, 256), dtype, device, generator)
 
 
 def _gated_twin(module: Module, names: tuple[str, ...], gates: Tensor, factors: Tensor) -> Module:

@@ -78,12 +78,10 @@ def undo_adopt(model: Module) -> int:
         assert precast.undo_adopt(model) == 1
     """
     recognise.require_module("undo_adopt", model)
-    mine = instances.patched(model)
-    for module, name, _ in mine:
-        instances.take(module, name)
-    return len(mine)
+    return sum(map(instances.restore, model.modules()))
 
 
+@torch.inference_mode(False)
 def adopt_by(
     rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True
 ) -> Report:
