@@ -82,7 +82,8 @@ PRECAST_INLINE Row open_row(const T* x, const T* grad, const Columns<T>& weight,
   const double shift = sums.deviations / count;
   double variance = sums.squares / count - square(shift);
   if (variance < 0) variance = 0;  // NaN stays NaN
-  const float deviation = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)));
+  // Zero times a variance that has overflowed is NaN, like the row; its inverse alone would make zeros of the row.
+  const float deviation = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)) + 0.0 * variance);
   return {{static_cast<float>(static_cast<double>(assumed) + shift), deviation}, sums, shift};
 }
 

@@ -42,9 +42,11 @@ DEVICE void shift(Vector (&v)[V], float base, u32 vectors) {
   }
 }
 
-// 1 / sqrt(variance + eps) with each operation rounded once; rsqrtf is off by up to two units. NaN stays NaN.
+// 1 / sqrt(variance + eps) with each operation rounded once; rsqrtf is off by up to two units. NaN stays NaN, and a
+// variance that has overflowed becomes NaN: its inverse is zero, and the row would be zeros that nobody notices.
 DEVICE float inverse_deviation(float squares, float inverse_hidden, float eps) {
-  return 1.0f / sqrtf((squares < 0.0f ? 0.0f : squares) * inverse_hidden + eps);
+  const float variance = (squares < 0.0f ? 0.0f : squares) * inverse_hidden + eps;
+  return fmaf(variance, 0.0f, 1.0f / sqrtf(variance));
 }
 
 }  // namespace layer_norm

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-
-
-@pytest.fixture
-def forget_sources(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Forget the fingerprints, for a test that changes a source; it is called once more when the source is back."""
-    from precast._adopt import source
-
-    yield source._fingerprint.cache_clear
-    monkeypatch.undo()
-    source._fingerprint.cache_clear()
 
 
 @pytest.fixture(autouse=True)

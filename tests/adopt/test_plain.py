@@ -207,12 +207,11 @@ def test_an_unknown_package_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert fate(torch.nn.LayerNorm(64)) == "its forward is defined in torch, which is not a known package"
 
 
-def test_a_changed_source_is_left_alone(monkeypatch: pytest.MonkeyPatch, forget_sources: Any) -> None:
+def test_a_changed_source_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Any, input: Any) -> Any:  # noqa: A002
         return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps + 1e-3)
 
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", forward)
-    forget_sources()
     assert fate(torch.nn.LayerNorm(64)) == "no rule knows what its forward does"
 
 

@@ -121,7 +121,7 @@ def test_a_class_that_is_patched_for_all(planted: Any, monkeypatch: pytest.Monke
     assert_refused(planted(model, "model.norm", everywhere), model, "the class LlamaRMSNorm was changed")
 
 
-def test_a_version_with_another_source(monkeypatch: pytest.MonkeyPatch, forget_sources: Any) -> None:
+def test_a_version_with_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
     from precast._adopt import command
 
     model = zoo.make("llama")
@@ -133,7 +133,6 @@ def test_a_version_with_another_source(monkeypatch: pytest.MonkeyPatch, forget_s
         return self.weight * hidden_states
 
     monkeypatch.setattr(cls, "forward", forward)
-    forget_sources()
     name = f"{cls.__module__}.{cls.__qualname__}"
     before = next(group.fingerprint for group in report.replaced if group.kind == "rms_norm")
     (found,) = command.drift(report)

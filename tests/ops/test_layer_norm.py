@@ -182,6 +182,27 @@ def test_special_values(device: str) -> None:
     assert y[3].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hidden", [2, 7, 33, 64, 100, 1000, 4096, 20_000])
+def test_a_variance_that_overflows_is_seen(device: str, dtype: Any, hidden: int) -> None:
+    """Torch gives NaN or zeros, by how it divides the row. Ours is NaN wherever torch's is, and in no other row."""
+    for scale in (1e20, 1e25, 1e30, 1e38):
+        x = made(4, hidden, device=device)
+        x[1] *= scale
+        x[2] = scale  # equal numbers have no variance
+        x = x.to(dtype).requires_grad_()
+        y = ops.layer_norm(x)
+        assert y[1].isnan().all()
+        assert reference.layer_norm(x[1], None, None, 1e-5).isnan().all()
+        by_torch = torch.nn.functional.layer_norm(x[1:2].detach(), (hidden,))
+        assert not (by_torch.isnan() & y[1:2].isfinite()).any()
+        assert y[::3].isfinite().all()
+        if scale * hidden < 1e38:
+            assert (y[2] == 0).all()
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert grad[1].isnan().all() and grad[::3].isfinite().all()
+
+
 def test_large_half_precision_values_do_not_overflow(device: str, assert_accurate: Callable[..., None]) -> None:
     x = made(2, 512, dtype=torch.float16, device=device).sign() * 60000
     assert_accurate(ops.layer_norm(x), exactly(x))

@@ -15,7 +15,7 @@ from torch.nn import Module
 from precast._adopt import instances, loss, recognise, samples
 from precast._adopt.report import Group, Report
 from precast._adopt.rules import RULES
-from precast._adopt.source import Unreadable, fingerprint
+from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_name
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -79,10 +79,11 @@ def drift(report: Report) -> tuple[str, ...]:
     if report.device not in ("cpu", device):
         found.append(f"{report.device} then, {device} here")
     for group in report.replaced:
-        now = _fingerprint_of(group)
-        if now != group.fingerprint:
-            found.append(f"{group.cls} has another source: {group.fingerprint} then, {now} here")
-    return tuple(found)
+        read = [(name, digest, _or_none(fingerprint_of_name, name)) for name, digest in group.sources]
+        for name, then, now in ((group.cls, group.fingerprint, _or_none(_fingerprint_of, group)), *read):
+            if now != then:
+                found.append(f"{name} has another source: {then} then, {now} here")
+    return tuple(dict.fromkeys(found))
 
 
 def measure(model: Module) -> tuple[Speed, ...]:
@@ -116,8 +117,9 @@ def _measured(model: Module, what: str, unit: str, items: int, function: Callabl
     for _ in range(_ROUNDS + 1):
         for after in (False, True):
             for module, name, forward in adopted:
-                module.__dict__.pop(name, None)
-                module.__dict__.update({name: forward} if after else {})
+                instances.take(module, name)
+                if after:
+                    instances.put(module, name, forward)
             started = time.perf_counter()
             function()
             if torch.cuda.is_available():
@@ -147,10 +149,14 @@ def _small(config_class: Any) -> Any:
 def _fingerprint_of(group: Group) -> str:
     module, _, cls = group.cls.rpartition(".")
     method = next((rule.method for rule in RULES if rule.kind == group.kind), "forward")
+    found = getattr(importlib.import_module(module), cls)
+    by_rule = isinstance(found, type) and group.kind not in ("logits", "rotary")
+    return fingerprint(found, method) if by_rule else loss.fingerprint_of(found)
+
+
+def _or_none(read: Callable[[Any], str], of: Any) -> str:
     try:
-        found = getattr(importlib.import_module(module), cls)
-        by_rule = isinstance(found, type) and group.kind not in ("logits", "rotary")
-        return fingerprint(found, method) if by_rule else loss.fingerprint_of(found)
+        return read(of)
     except (ImportError, AttributeError, Unreadable) as error:
         return f"none ({str(error).splitlines()[0]})"
 

@@ -21,11 +21,8 @@ from precast._adopt.instances import (
     GATE,
     LOSS,
     ROTATE,
-    Child,
     eps_of,
     has_hooks,
-    is_changed,
-    is_compiling,
     is_ours,
     ours,
     own,
@@ -33,7 +30,8 @@ from precast._adopt.instances import (
     served,
 )
 from precast._adopt.probe import StandIn, twin_of
-from precast._adopt.source import with_attribute
+from precast._adopt.seen import Child, Seen, is_changed, is_traced, unproved
+from precast._adopt.source import codes, with_attribute
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.layer_norm import layer_norm as _layer_norm
 from precast.ops.losses import cross_entropy, linear_cross_entropy
@@ -42,6 +40,7 @@ from precast.ops.rms_norm import rms_norm as _rms_norm
 from precast.ops.rotary import rms_norm_rotary_embedding
 from precast.ops.softmax import scaled_softmax
 
+Proof = Seen | None  # None: a certificate of an older version of this package, or a layer for `kernels`
 GATES: dict[str, Callable[..., Tensor]] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
@@ -50,8 +49,20 @@ GATES: dict[str, Callable[..., Tensor]] = {
 
 
 @ours
-def rms_norm(module: Any, casting: Casting, eps: str, scaled: bool, device: str, /, *given: Any, **named: Any) -> Any:
+def rms_norm(
+    module: Any,
+    casting: Casting,
+    eps: str,
+    scaled: bool,
+    device: str,
+    /,
+    *given: Any,
+    _proof: Proof = None,
+    **named: Any,
+) -> Any:
     """An RMS norm, with a weight if it is ``scaled``; ``eps`` is the name of the attribute."""
+    if unproved(module, _proof):
+        return own(module, *given, **named)
     weight = module._parameters.get("weight")
     if weight is None and scaled:
         weight = module.weight  # computed for each call
@@ -64,8 +75,10 @@ def rms_norm(module: Any, casting: Casting, eps: str, scaled: bool, device: str,
 
 
 @ours
-def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, **named: Any) -> Any:
+def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, _proof: Proof = None, **named: Any) -> Any:
     """A layer norm over the last dimension or, with ``channels``, over the second of four."""
+    if unproved(module, _proof):
+        return own(module, *given, **named)
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if weight is None or bias is None:
         weight, bias = module.weight, module.bias  # computed for each call, or none
@@ -78,9 +91,9 @@ def layer_norm(module: Any, device: str, channels: bool, /, *given: Any, **named
 
 
 @ours
-def softmax(module: Any, device: str, /, *given: Any, **named: Any) -> Any:
+def softmax(module: Any, device: str, /, *given: Any, _proof: Proof = None, **named: Any) -> Any:
     """A softmax over the last dimension."""
-    if module.dim != -1 or len(given) != 1 or named or not served(given[0], None, device):
+    if unproved(module, _proof) or len(given) != 1 or named or not served(given[0], None, device):
         return own(module, *given, **named)
     x = given[0]
     return scaled_softmax(x, 1.0) if x.is_contiguous() and x.dim() else own(module, x)
@@ -88,10 +101,18 @@ def softmax(module: Any, device: str, /, *given: Any, **named: Any) -> Any:
 
 @ours
 def gated(
-    module: Any, gate: str, act: Child, names: tuple[str, str, str], device: str, /, *given: Any, **named: Any
+    module: Any,
+    gate: str,
+    act: Child,
+    names: tuple[str, str, str],
+    device: str,
+    /,
+    *given: Any,
+    _proof: Proof = None,
+    **named: Any,
 ) -> Any:
     """A gated MLP; ``names`` are those of the projections of gates, factors and result."""
-    if len(given) != 1 or named or is_compiling() or is_changed(module, act):
+    if len(given) != 1 or named or unproved(module, _proof) or is_changed(module, act):
         return own(module, *given, **named)
     of_gates, of_factors, of_result = (module._modules[name] for name in names)
     gates, factors = of_gates(given[0]), of_factors(given[0])
@@ -103,10 +124,18 @@ def gated(
 
 @ours
 def packed_gated(
-    module: Any, gate: str, act: Child, names: tuple[str, str], device: str, /, *given: Any, **named: Any
+    module: Any,
+    gate: str,
+    act: Child,
+    names: tuple[str, str],
+    device: str,
+    /,
+    *given: Any,
+    _proof: Proof = None,
+    **named: Any,
 ) -> Any:
     """A gated MLP with one projection of gates and factors."""
-    if len(given) != 1 or named or is_compiling() or is_changed(module, act):
+    if len(given) != 1 or named or unproved(module, _proof) or is_changed(module, act):
         return own(module, *given, **named)
     projection, of_result = (module._modules[name] for name in names)
     both = projection(given[0])
@@ -118,10 +147,18 @@ def packed_gated(
 
 @ours
 def swapped_gated(
-    module: Any, gate: str, act: Child, names: tuple[str], device: str, /, *given: Any, **named: Any
+    module: Any,
+    gate: str,
+    act: Child,
+    names: tuple[str],
+    device: str,
+    /,
+    *given: Any,
+    _proof: Proof = None,
+    **named: Any,
 ) -> Any:
     """A projection that gives factors before gates. The activation is a child, or a method."""
-    if len(given) != 1 or named or is_compiling() or is_changed(module, act):
+    if len(given) != 1 or named or unproved(module, _proof) or is_changed(module, act):
         return own(module, *given, **named)
     both: Tensor = module._modules[names[0]](given[0])
     factors, gates = both.chunk(2, dim=-1)
@@ -130,27 +167,38 @@ def swapped_gated(
 
 @ours
 def attention(
-    module: Any, norms: tuple[tuple[Child, str], ...], casting: Casting, device: str, /, *given: Any, **named: Any
+    module: Any,
+    norms: tuple[tuple[Child, str], ...],
+    casting: Casting,
+    device: str,
+    /,
+    *given: Any,
+    _proof: Proof = None,
+    **named: Any,
 ) -> Any:
     """An attention whose queries and keys are rotated, after norms; of each, which child it is and the name of its eps.
 
     The own forward runs with two changes: the norms do nothing, and what rotates normalises too.
     """
-    if is_compiling() or any(is_changed(module, child) for child, _ in norms):
+    if unproved(module, _proof) or any(is_changed(module, child) for child, _ in norms):
         return own(module, *given, **named)
     cls: Any = type(module)  # classes of modules are not hashable to mypy
-    changed = _rotating(cls, norms, casting, device)
+    names = tuple((name, eps) for (name, _), eps in norms)
+    changed = _rotating(cls, codes(cls.forward), names, casting, device)
     twin = object.__new__(changed)
     twin.__dict__ = module.__dict__
     return changed.forward(twin, *given, **named)
 
 
-@functools.cache
-def _rotating(cls: Any, norms: tuple[tuple[Child, str], ...], casting: Casting, device: str) -> Any:
-    """The class of an attention with the two changes. Its forward sees the same globals as the own one."""
+@functools.lru_cache(maxsize=256)
+def _rotating(cls: Any, _: tuple[Any, ...], norms: tuple[tuple[str, str], ...], casting: Casting, device: str) -> Any:
+    """The class of an attention with the two changes. Its forward sees the same globals as the own one.
+
+    It is made again for another forward, or another code of it.
+    """
 
     def rotate(twin: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        parts = [twin._modules[name] for (name, _), _ in norms]
+        parts = [twin._modules[name] for name, _ in norms]
         eps = [eps_of(part, name) for part, (_, name) in zip(parts, norms, strict=True)]
         turned = _turned(parts, eps, casting, device, query, key, cos, sin)
         if turned is not None:
@@ -158,7 +206,7 @@ def _rotating(cls: Any, norms: tuple[tuple[Child, str], ...], casting: Casting, 
         heads = [part(x) for part, x in zip(parts, (query, key), strict=False)] or [query, key]
         return inspect.unwrap(cls.forward).__globals__[ROTATE](*heads, cos, sin)
 
-    changes = {name: staticmethod(lambda x: x) for (name, _), _ in norms}
+    changes = {name: staticmethod(lambda x: x) for name, _ in norms}
     return type(cls)(cls.__name__, (cls,), {**changes, ROTATE: rotate, "forward": with_attribute(cls.forward, ROTATE)})
 
 
@@ -191,9 +239,11 @@ def _turned(norms: list[Any], eps: list[float], casting: Casting, device: str, *
 
 
 @ours
-def gate_of_experts(module: Module, gate: str, act: Child, device: str, /, both: Tensor) -> Any:
+def gate_of_experts(
+    module: Module, gate: str, act: Child, device: str, /, both: Tensor, *, _proof: Proof = None
+) -> Any:
     """The gate of all experts' rows."""
-    if is_compiling() or not plain(both, device) or is_changed(module, act):
+    if unproved(module, _proof) or not plain(both, device) or is_changed(module, act):
         return getattr(type(module), GATE)(module, both)
     return GATES[gate](both)
 
@@ -218,7 +268,7 @@ def causal_loss(
     """
     items: Any = num_items_in_batch
     single = items is None or type(items) is int or (type(items) is Tensor and items.dim() == 0)
-    if not single or (head is None and (is_compiling() or not plain(logits, device))):
+    if not single or (head is None and (is_traced() or not plain(logits, device))):
         others |= {"num_items_in_batch": items, "ignore_index": ignore_index, "shift_labels": shift_labels}
         return own_loss(logits if head is None else head(logits), labels, vocab_size, **others)
     if shift_labels is None:
@@ -232,13 +282,13 @@ def causal_loss(
 
 
 @ours
-def without_logits(model: Any, device: str, /, *given: Any, **named: Any) -> Any:
+def without_logits(model: Any, device: str, /, *given: Any, _proof: Proof = None, **named: Any) -> Any:
     """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head."""
     kept, loss, head = named.get("logits_to_keep", 0), model.__dict__.get(LOSS), model.lm_head
     tuples = named.get("return_dict") is False or not model.config.return_dict
     replaced = not (is_ours(loss) and is_ours(head.__dict__.get("forward"))) or has_hooks(head)
     called = named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept
-    if called or replaced or is_compiling() or torch._C._are_functorch_transforms_active():
+    if called or replaced or unproved(model, _proof) or torch._C._are_functorch_transforms_active():
         return own(model, *given, **named)
     twin: Any = twin_of(model, {"lm_head": StandIn(None)})
     twin.__dict__[LOSS] = functools.partial(causal_loss, loss, device, head)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import forwards, instances
-from precast._adopt.probe import Trial, decide
+from precast._adopt.probe import Trial, decide, drawn
+from precast._adopt.seen import seen_forward
 from precast._adopt.source import Unreadable, fingerprint_of_functions
 
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
@@ -53,6 +55,14 @@ def fingerprint_of(own: Any) -> str:
     return fingerprint_of_functions(own, getattr(sys.modules[own.__module__], "fixed_cross_entropy", own))
 
 
+def with_signature(function: Callable[..., Any], module: Module, device: str) -> functools.partial[Any]:
+    """A forward with the arguments of the module's own one, which trainers and ``generate`` look for."""
+    bound = functools.partial(function, module, device, _proof=seen_forward(module))
+    _, *arguments = inspect.signature(type(module).forward).parameters.values()
+    bound.__signature__ = inspect.Signature([one.replace(annotation=one.empty) for one in arguments])  # type: ignore[attr-defined]
+    return bound
+
+
 def without_logits(model: Any, digest: str) -> str:
     """Why the loss must be computed from logits, or nothing."""
     head = model._modules.get("lm_head")
@@ -77,6 +87,12 @@ def without_logits(model: Any, digest: str) -> str:
     return ""
 
 
+def sources(own: Any) -> tuple[str, ...]:
+    """The names of what is read beside a loss: the entries of a table under which models find it."""
+    table = getattr(sys.modules[own.__module__], "LOSS_MAPPING", {})
+    return tuple(f"{own.__module__}.LOSS_MAPPING.{name}" for name, one in table.items() if one is own)
+
+
 class _Gradient(Module):
     """Its forward is the gradient of a loss for the logits, which is where a loss rounds."""
 
@@ -97,8 +113,8 @@ class _Gradient(Module):
 
 
 def _trial(own: Any, device: str, dtype: torch.dtype, generator: torch.Generator) -> Trial:
-    logits = (torch.randn((_ROWS, _CLASSES), generator=generator) * 3).to(device, dtype)
-    labels = torch.randint(0, _CLASSES, (_ROWS,), generator=generator).to(device)
+    logits = drawn((_ROWS, _CLASSES), dtype, device, generator) * 3
+    labels = torch.randint(0, _CLASSES, (_ROWS,), generator=generator, device="cpu").to(device)
     labels[::8] = -100
     counted = (labels != -100).unsqueeze(-1)
     logarithms = torch.log_softmax(logits.double(), -1)

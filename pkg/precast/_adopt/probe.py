@@ -9,8 +9,9 @@ differ from each other in at least 32 decisive elements, or else the probe decid
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,11 @@ def twin_of(module: Module, parts: Mapping[str, Tensor | Module]) -> Module:
     return twin  # type: ignore[no-any-return]
 
 
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
+    """Random numbers from the CPU, so that a probe has the same inputs on every device, whatever the defaults are."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(device, dtype)
+
+
 def decide(trials: Trials, device: str) -> tuple[str | None, str]:
     """The name of the only exact candidate, or None with the reason."""
     alive: set[str] | None = None
@@ -110,15 +116,22 @@ def _as_bound(forward: functools.partial[Any], module: Module, x: Tensor) -> Ten
 
 def _decisive(trials: Trials, dtype: torch.dtype, device: str) -> tuple[Trial, Tensor]:
     """The inputs of a dtype, and the elements that no error of a sum or a root changes."""
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    with _undisturbed(device):
         trial = trials(dtype, torch.Generator("cpu").manual_seed(0))
         up, down = trial.exact(1 + _ERROR), trial.exact(1 - _ERROR)
         alike = [_bits(up[name], dtype) == _bits(down[name], dtype) for name in trial.kernels]
         return trial, torch.stack(alike).all(0)
 
 
+@contextlib.contextmanager
+def _undisturbed(device: str) -> Iterator[None]:
+    """Without the modes of the caller. The gradient of a loss cannot be had from tensors of the inference mode."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+        yield
+
+
 def _run(trial: Trial, function: Callable[[Module, Tensor], Tensor], device: str) -> Tensor:
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    with _undisturbed(device):
         return function(trial.twin, trial.x)
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from precast._abi.version import Release
 from precast._adopt import forwards, instances, loss, rotation
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
-from precast._adopt.source import Unreadable, fingerprint, owner
+from precast._adopt.seen import state_of
+from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_name, owner
 from precast.errors import KernelError
 
 # The packages whose sources have been read: the oldest version that counts, and the first that does not.
@@ -44,6 +45,9 @@ class Exact:
     attribute: str = "forward"
 
 
+Sources = tuple[tuple[str, str], ...]  # what was read beside the forward, by name, with a fingerprint
+
+
 @dataclass(frozen=True)
 class Found:
     """One module and its fate."""
@@ -54,6 +58,11 @@ class Found:
     fingerprint: str
     fate: Exact | str
     function: str = ""  # what was examined, if not the forward of the module's class
+    sources: Sources = ()
+
+
+def _read_too(names: Iterable[str]) -> Sources:
+    return tuple((name, fingerprint_of_name(name)) for name in names)
 
 
 def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> Iterator[Found]:
@@ -86,10 +95,12 @@ def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> I
             yield Found(name, module, rule.kind, digest, reason)
             continue
         names = rule.known[digest]
-        key = (cls, here, rule.key(module, names))
+        key = (here, state_of(module))
         if key not in proofs:
             proofs[key] = _prove(rule, module, digest, here)
-        yield Found(name, module, rule.kind, digest, proofs[key])
+        child: Any = type(module._modules.get(rule.child(names)))
+        read = [f"{child.__module__}.{child.__qualname__}.forward"] if issubclass(child, Module) else []
+        yield Found(name, module, rule.kind, digest, proofs[key], sources=_read_too(read))
 
 
 def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
@@ -98,8 +109,7 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
     reason = norms if isinstance(norms, str) else _refusal(module, "forward", here, gathered)
     if reason or isinstance(norms, str):
         return Found(name, module, "rotary", digest, reason)
-    eps = [instances.eps_of(module._modules[part], attribute) for (part, _), attribute in norms]
-    key = (type(module), here, module.head_dim, *eps)
+    key = (here, rotation.key(module, norms))
     if key not in proofs:
         try:
             casting, note = rotation.prove(module, norms, here)
@@ -108,9 +118,8 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
         if casting is None:
             proofs[key] = note
         else:
-            bind = lambda one: functools.partial(forwards.attention, one, norms, casting, here)  # noqa: E731
-            proofs[key] = Exact(bind, note, None, here)
-    return Found(name, module, "rotary", digest, proofs[key])
+            proofs[key] = Exact(lambda one: rotation.bind(one, norms, casting, here), note, None, here)
+    return Found(name, module, "rotary", digest, proofs[key], sources=_read_too(rotation.sources(module, norms)))
 
 
 def _loss(name: str, model: Any, device: str) -> Found:
@@ -123,7 +132,8 @@ def _loss(name: str, model: Any, device: str) -> Found:
     if forward is None:
         return Found(name, model, "loss", digest, note)
     own = f"{model.loss_function.__module__}.{model.loss_function.__qualname__}"
-    return Found(name, model, "loss", digest, Exact(lambda _: forward, note, None, device, instances.LOSS), own)
+    exact = Exact(lambda _: forward, note, None, device, instances.LOSS)
+    return Found(name, model, "loss", digest, exact, own, _read_too(loss.sources(model.loss_function)))
 
 
 def _without_logits(found: Found, device: str) -> Iterator[Found]:
@@ -140,7 +150,7 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
         return
     note = "linear_cross_entropy, no logits of calls with labels"
     parts: tuple[tuple[str, Any, Callable[[Module], Bound]], ...] = (
-        (name, model, lambda one: instances.with_signature(functools.partial(forwards.without_logits, one, device))),
+        (name, model, lambda one: loss.with_signature(forwards.without_logits, one, device)),
         (
             f"{name}.lm_head".lstrip("."),
             model.lm_head,

@@ -14,13 +14,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Modules of one class that had one fate. ``note`` is the proof, or the reason for leaving them alone."""
+    """Modules of one class that had one fate. ``note`` is the proof, or the reason for leaving them alone.
+
+    ``sources`` are the functions that were read beside the forward, with their fingerprints.
+    """
 
     kind: str
     cls: str
     fingerprint: str
     modules: tuple[str, ...]
     note: str
+    sources: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,7 @@ def parse(text: str) -> Report:
     """
     try:
         facts: Mapping[str, Any] = json.loads(text)
-        groups = {
-            key: tuple(Group(**{**group, "modules": tuple(group["modules"])}) for group in facts[key])
-            for key in ("replaced", "left")
-        }
+        groups = {key: tuple(_group(group) for group in facts[key]) for key in ("replaced", "left")}
         compared: list[Any] = [{k: math.nan if v is None else v for k, v in one.items()} for one in facts["compared"]]
         return Report(
             model=str(facts["model"]),
@@ -122,6 +123,11 @@ def parse(text: str) -> Report:
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a report of precast.adopt: {type(error).__name__}: {error}") from error
+
+
+def _group(facts: Mapping[str, Any]) -> Group:
+    sources = tuple((str(name), str(digest)) for name, digest in facts.get("sources", ()))
+    return Group(**{**facts, "modules": tuple(facts["modules"]), "sources": sources})
 
 
 def _groups(title: str, groups: tuple[Group, ...]) -> list[str]:

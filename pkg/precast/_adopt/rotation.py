@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt import instances
+from precast._adopt import forwards, instances, source
 from precast._adopt.loss import fingerprint_of
-from precast._adopt.probe import Trial, decide, twin_of
+from precast._adopt.probe import Trial, decide, drawn, twin_of
 from precast._adopt.rules import RULES
+from precast._adopt.seen import child_of, seen_forward, state_of
 from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions, with_attribute
 from precast.ops.rms_norm import CASTINGS
 from precast.ops.rotary import rms_norm_rotary_embedding
@@ -34,7 +35,7 @@ _TOKENS, _HEADS, _KEYS = 16, 4, 2
 _EACH, _ONCE = "each", "once"
 
 
-Norms = tuple[tuple[instances.Child, str], ...]  # of queries and keys, each with the name of its eps
+Norms = tuple[tuple[str, str], ...]  # of queries and keys, each with the name of its eps
 
 
 def known(module: Any) -> tuple[str, Norms | str]:
@@ -44,8 +45,7 @@ def known(module: Any) -> tuple[str, Norms | str]:
         if digest not in _KNOWN:
             return digest, "no rule knows what its forward does"
         names, rotation = _KNOWN[digest]
-        here = inspect.unwrap(type(module).forward).__globals__
-        if fingerprint_of_functions(here[instances.ROTATE], here["rotate_half"]) != rotation:
+        if fingerprint_of_functions(*_functions(type(module))) != rotation:
             return digest, f"its {instances.ROTATE} was replaced"
         with_attribute(type(module).forward, instances.ROTATE)
         norms = [module._modules[name] for name in names]
@@ -62,7 +62,34 @@ def known(module: Any) -> tuple[str, Norms | str]:
         return digest, "the weights of its norms are computed for each call"
     if len({instances.eps_of(norm, eps) for norm, eps in zip(norms, found, strict=True)}) > 1:
         return digest, "its norms have two values of eps"
-    return digest, tuple((instances.child_of(module, name), eps) for name, eps in zip(names, found, strict=True))
+    return digest, tuple(zip(names, found, strict=True))
+
+
+def bind(module: Module, norms: Norms, casting: str, device: str) -> functools.partial[Any]:
+    """The forward for an attention."""
+    children = tuple((child_of(module, name, live=(eps, "weight")), eps) for name, eps in norms)
+    proof = seen_forward(module)
+    return functools.partial(forwards.attention, module, children, casting, device, _proof=proof)
+
+
+def key(module: Any, norms: Norms) -> object:
+    """What the proof of an attention reads, and nothing else of it."""
+    functions = [source.codes(one) for one in _functions(type(module))]
+    return (*map(tuple, functions), module.head_dim, *(state_of(module._modules[name]) for name, _ in norms))
+
+
+def _functions(cls: type[Any]) -> tuple[Any, Any]:
+    """What rotates, by the names that the forward of a class of attentions sees."""
+    here = inspect.unwrap(cls.forward).__globals__
+    return here[instances.ROTATE], here["rotate_half"]
+
+
+def sources(module: Any, norms: Norms) -> tuple[str, ...]:
+    """The names of what is read beside the forward of an attention."""
+    here = inspect.unwrap(type(module).forward).__globals__["__name__"]
+    classes = [type(module._modules[name]) for name, _ in norms]
+    methods = [f"{cls.__module__}.{cls.__qualname__}.forward" for cls in classes]
+    return f"{here}.{instances.ROTATE}", f"{here}.rotate_half", *methods
 
 
 def prove(module: Any, norms: Norms, device: str) -> tuple[str | None, str]:
@@ -98,10 +125,10 @@ def _trial(module: Any, norms: Norms, device: str, dtype: torch.dtype, generator
     rotate = inspect.unwrap(type(module).forward).__globals__[instances.ROTATE]
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
+        return drawn(shape, dtype, device, generator)
 
     x, cos, sin = random(_TOKENS, _HEADS + _KEYS, width) * 3, random(_TOKENS, width), random(_TOKENS, width)
-    parts = [module._modules[name] for (name, _), _ in norms]
+    parts = [module._modules[name] for name, _ in norms]
     weights = [random(width) for _ in parts]
     twins = [twin_of(part, {"weight": weight}) for part, weight in zip(parts, weights, strict=True)]
     eps = instances.eps_of(parts[0], norms[0][1]) if norms else 0.0

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import forwards
-from precast._adopt.instances import GATE, child_of, eps_of, has_hooks
-from precast._adopt.probe import StandIn, Trial, Trials, twin_of
+from precast._adopt.instances import GATE, eps_of, has_hooks
+from precast._adopt.probe import StandIn, Trial, Trials, drawn, twin_of
+from precast._adopt.seen import child_of, seen
 from precast._adopt.source import Unreadable, fingerprint
 from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import CASTINGS, rms_norm
@@ -34,8 +35,8 @@ class Rule:
 
     ``known`` maps a fingerprint to the names that its forward uses. ``trials`` makes the probe's inputs for a module,
     or says why it cannot be replaced. ``bind`` makes the forward for the candidate that the probe found, and ``op``
-    names it in the report. Modules with equal ``key`` share one probe. ``named`` matches the names of classes that a
-    reader of the report expects to see, known or not.
+    names it in the report. ``named`` matches the names of classes that a reader of the report expects to see, known or
+    not. ``child`` names the child whose forward is read too, if there is one.
     """
 
     kind: str
@@ -43,9 +44,9 @@ class Rule:
     trials: Callable[[Module, Any, str], Trials | str]
     bind: Callable[[Module, Any, str, str], Bound]
     op: str
-    key: Callable[[Module, Any], object]
     named: str
     method: str = "forward"
+    child: Callable[[Any], str] = lambda names: ""
 
 
 # The activations of gated MLPs. The probe says which one it is; this says which sources it may be asked about.
@@ -54,11 +55,6 @@ _ACTIVATIONS = {
     "67002e7b590e0c56",  # transformers SiLUActivation
     "365ddf5ae0e259bc",  # transformers GELUActivation, GELUTanh
 }
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    """Drawn on the CPU, so that a probe has the same inputs on every device."""
-    return torch.randn(shape, generator=generator).to(device, dtype)
 
 
 def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
@@ -73,8 +69,8 @@ def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
     small, width = eps_of(module, eps), shape[0]
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        x = _random((max(4, 8192 // width), width), dtype, device, generator) * 3
-        scale = None if weight is None else _random((width,), dtype, device, generator)
+        x = drawn((max(4, 8192 // width), width), dtype, device, generator) * 3
+        scale = None if weight is None else drawn((width,), dtype, device, generator)
         normal = x.double() / torch.sqrt(x.double().square().mean(-1, keepdim=True) + small)
         factor = torch.ones((), dtype=torch.float64, device=device) if scale is None else scale.double()
         return Trial(
@@ -100,8 +96,8 @@ def _layer_trials(module: Any, channels: bool, device: str) -> Trials | str:
     here, eps = [name for name, one in module._parameters.items() if one is not None], float(module.eps)
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        rows = _random((max(4, 8192 // shape[0]), *shape), dtype, device, generator) * 3 + 1
-        given = {name: _random(shape, dtype, device, generator) for name in here}
+        rows = drawn((max(4, 8192 // shape[0]), *shape), dtype, device, generator) * 3 + 1
+        given = {name: drawn(shape, dtype, device, generator) for name in here}
         weight, bias = given.get("weight"), given.get("bias")
         wide = rows.double()
         spread = torch.sqrt(wide.var(-1, keepdim=True, unbiased=False) + eps)
@@ -129,7 +125,7 @@ def _softmax_trials(module: Any, _: object, device: str) -> Trials | str:
         return f"its dimension is {module.dim}; needed -1"
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        x = _random((64, 128), dtype, device, generator) * 3
+        x = drawn((64, 128), dtype, device, generator) * 3
         exact = torch.softmax(x.double(), -1)
         return Trial(
             twin_of(module, {}), x, {"softmax": scaled_softmax(x, 1.0)}, lambda error: {"softmax": exact * error}
@@ -166,8 +162,8 @@ def _gated_trials(module: Module, names: tuple[str, ...], device: str) -> Trials
 
 def _gates_and_factors(dtype: torch.dtype, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Torch's GELUs on the CPU lose digits below -2."""
-    gates = _random((64, 256), dtype, device, generator).clamp(min=-2)
-    return gates, _random((64, 256), dtype, device, generator)
+    gates = drawn((64, 256), dtype, device, generator).clamp(min=-2)
+    return gates, drawn((64, 256), dtype, device, generator)
 
 
 def _gated_twin(module: Module, names: tuple[str, ...], gates: Tensor, factors: Tensor) -> Module:
@@ -213,7 +209,26 @@ def _is_activation(act: Module) -> bool:
 
 def _bind_gated(module: Module, names: tuple[str, ...], gate: str, device: str) -> Bound:
     functions: dict[int, Any] = {4: forwards.gated, 3: forwards.packed_gated, 2: forwards.swapped_gated}
-    return functools.partial(functions[len(names)], module, gate, child_of(module, names[0]), names[1:], device)
+    act = child_of(module, names[0])
+    return functools.partial(functions[len(names)], module, gate, act, names[1:], device, _proof=seen(module))
+
+
+def _bind_rms(module: Module, eps: str, casting: str, device: str) -> Bound:
+    proof, scaled = seen(module, live=(eps, *_WEIGHTS)), module._parameters.get("weight") is not None
+    return functools.partial(forwards.rms_norm, module, casting, eps, scaled, device, _proof=proof)
+
+
+def _bind_layer(module: Module, channels: bool, _: str, device: str) -> Bound:
+    proof = seen(module, live=("eps", *_WEIGHTS))
+    return functools.partial(forwards.layer_norm, module, device, channels, _proof=proof)
+
+
+def _bind_experts(module: Module, _: object, gate: str, device: str) -> Bound:
+    proof, act = seen(module, GATE), child_of(module, "act_fn")
+    return functools.partial(forwards.gate_of_experts, module, gate, act, device, _proof=proof)
+
+
+_WEIGHTS = ("weight", "bias", "normalized_shape")  # what the norms read in each call, with eps
 
 
 RULES = (
@@ -234,15 +249,8 @@ RULES = (
             "ea046c3679032190": "eps",  # diffusers RMSNorm
         },
         _rms_trials,
-        lambda module, eps, casting, device: functools.partial(
-            forwards.rms_norm, module, casting, eps, module._parameters.get("weight") is not None, device
-        ),
+        _bind_rms,
         'rms_norm, casting="{}"',
-        lambda module, eps: (
-            getattr(module, eps),
-            getattr(module, "normalized_shape", None),
-            *(None if p is None else p.shape for p in module._parameters.values()),
-        ),
         r"RMSNorm|RmsNorm|T5LayerNorm",
     ),
     Rule(
@@ -253,9 +261,8 @@ RULES = (
             "c2aca63ba79ac0be": True,  # timm LayerNorm2d
         },
         _layer_trials,
-        lambda module, channels, _, device: functools.partial(forwards.layer_norm, module, device, channels),
+        _bind_layer,
         "{}",
-        lambda module, _: (module.eps, module.normalized_shape, *(p is None for p in module._parameters.values())),
         r"LayerNorm",
     ),
     Rule(
@@ -270,28 +277,25 @@ RULES = (
         _gated_trials,
         _bind_gated,
         "{}_and_mul",
-        lambda module, names: type(module._modules.get(names[0])),
         r"MLP$|SwiGLU|GEGLU|GluMlp",
+        child=lambda names: names[0],
     ),
     Rule(
         "experts",
         {"a9888c8d407b912c": None},  # transformers Qwen3-MoE, Mixtral and all others without a gate of their own
         _experts_trials,
-        lambda module, _, gate, device: functools.partial(
-            forwards.gate_of_experts, module, gate, child_of(module, "act_fn"), device
-        ),
+        _bind_experts,
         "{}_and_mul",
-        lambda module, _: (type(module._modules.get("act_fn")), getattr(module, "has_gate", False)),
         r"Experts$",
         GATE,
+        lambda names: "act_fn",
     ),
     Rule(
         "softmax",
         {"fe0b7e85f35b1e59": None},  # torch.nn.Softmax
         _softmax_trials,
-        lambda module, _, __, device: functools.partial(forwards.softmax, module, device),
+        lambda module, _, __, device: functools.partial(forwards.softmax, module, device, _proof=seen(module)),
         "scaled_{}",
-        lambda module, _: module.dim,
         r"^Softmax$",
     ),
 )

@@ -78,12 +78,10 @@ def undo_adopt(model: Module) -> int:
         assert precast.undo_adopt(model) == 1
     """
     recognise.require_module("undo_adopt", model)
-    mine = instances.patched(model)
-    for module, name, _ in mine:
-        del module.__dict__[name]
-    return len(mine)
+    return sum(map(instances.restore, model.modules()))
 
 
+@torch.inference_mode(False)
 def adopt_by(
     rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True
 ) -> Report:
@@ -110,7 +108,7 @@ def adopt_by(
     kept = False
     try:
         for one, fate in exact:
-            one.module.__dict__[fate.attribute] = fate.bind(one.module)
+            instances.put(one.module, fate.attribute, fate.bind(one.module))
         if batch is not None and untouched is not None:
             compared = compare.compare(untouched, compare.measure(bare, batch), noises)
         undone = _verdict(exact, compared, [cls for cls, before in classes.items() if _attributes(cls) != before])
@@ -118,7 +116,7 @@ def adopt_by(
     finally:
         if not kept:
             for one, fate in exact:
-                one.module.__dict__.pop(fate.attribute, None)
+                instances.take(one.module, fate.attribute)
     return Report(
         model=_name(type(bare)),
         replaced=_groups(one for one in found if isinstance(one.fate, Exact)),
@@ -169,14 +167,14 @@ def _attributes(cls: type[Any]) -> dict[str, Any]:
 
 
 def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:
-    def key(one: recognise.Found) -> tuple[str, str, str, str]:
+    def key(one: recognise.Found) -> tuple[str, str, str, str, recognise.Sources]:
         note = one.fate.note if isinstance(one.fate, Exact) else one.fate
-        return one.kind, one.function or _name(type(one.module)), one.fingerprint, note
+        return one.kind, one.function or _name(type(one.module)), one.fingerprint, note, one.sources
 
     ordered = sorted(found, key=key)
     return tuple(
-        Group(kind, cls, digest, tuple(one.name for one in members), note)
-        for (kind, cls, digest, note), members in itertools.groupby(ordered, key)
+        Group(kind, cls, digest, tuple(one.name for one in members), note, sources)
+        for (kind, cls, digest, note, sources), members in itertools.groupby(ordered, key)
     )
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import functools
 import hashlib
+import importlib
 import inspect
+import sys
 import textwrap
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,15 +36,17 @@ def fingerprint(cls: type[torch.nn.Module], method: str = "forward") -> str:
     Raises:
         Unreadable: with the reason: no source, a decorator that wraps the function, a closure.
     """
-    asked: Any = cls  # modules are not hashable to mypy
-    return _fingerprint(asked, method)
+    return _digest(text.plain for text in _collected(cls, method).values())
 
 
-@functools.cache
-def _fingerprint(cls: Any, method: str) -> str:
-    texts: dict[str, str] = {}
-    _collect(cls, method, texts)
-    return _digest(texts.values())
+def what_runs(cls: type[torch.nn.Module], method: str = "forward") -> tuple[tuple[str, ...], frozenset[str]]:
+    """The methods whose sources are in a fingerprint, and the attributes of ``self`` that they read.
+
+    Raises:
+        Unreadable: as above.
+    """
+    texts = _collected(cls, method)
+    return tuple(texts), frozenset().union(*(text.own for text in texts.values())) - texts.keys()
 
 
 def fingerprint_of_functions(*functions: Any) -> str:
@@ -49,8 +55,33 @@ def fingerprint_of_functions(*functions: Any) -> str:
     Raises:
         Unreadable: as above.
     """
-    texts = [ast.unparse(_plain(function.__name__, function)) for function in functions]
-    return _digest(texts)
+    return _digest(_text(function.__name__, function).plain for function in functions)
+
+
+def fingerprint_of_name(name: str) -> str:
+    """The same for the function, or the method of a class, that a dotted name leads to in this process.
+
+    Raises:
+        Unreadable: as above, or if the name leads to nothing.
+    """
+    parts = name.split(".")
+    imported = next((n for n in range(len(parts), 0, -1) if _is_module(".".join(parts[:n]))), 0)
+    value: Any = sys.modules.get(".".join(parts[:imported]))
+    holder: Any = None
+    for part in parts[imported:]:
+        holder = value
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+    if value is None:
+        raise Unreadable(f"there is no {name}")
+    return fingerprint(holder, parts[-1]) if isinstance(holder, type) else fingerprint_of_functions(value)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def owner(cls: type[torch.nn.Module], method: str) -> type[Any]:
@@ -58,21 +89,36 @@ def owner(cls: type[torch.nn.Module], method: str) -> type[Any]:
     return next(base for base in cls.__mro__ if method in vars(base))
 
 
-def _collect(cls: type[Any], name: str, texts: dict[str, str]) -> None:
-    """Add the method's text, then those of the methods that it calls."""
-    tree = _plain(name, inspect.getattr_static(cls, name))
-    texts[name] = ast.unparse(tree)
-    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
-    for method in sorted(own - texts.keys()):
-        if isinstance(inspect.getattr_static(cls, method, None), types.FunctionType):
-            _collect(cls, method, texts)
+@dataclass(frozen=True)
+class _Text:
+    """A function in the form that counts, and the attributes of its first argument."""
+
+    plain: str
+    own: frozenset[str]
+
+
+# What is cached is a function of its key: the function, its code, which can be replaced, and what its globals are.
+_cached = functools.lru_cache(maxsize=1024)
+
+
+def _collected(cls: type[Any], method: str) -> dict[str, _Text]:
+    """The method and, after it, the methods that it calls."""
+    texts: dict[str, _Text] = {}
+
+    def collect(name: str) -> None:
+        texts[name] = _text(name, inspect.getattr_static(cls, name))
+        for other in sorted(texts[name].own - texts.keys()):
+            if isinstance(inspect.getattr_static(cls, other, None), types.FunctionType):
+                collect(other)
+
+    collect(method)
+    return texts
 
 
 def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-@functools.cache
 def with_attribute(function: Any, name: str) -> Any:
     """A copy of a method in which a global ``name`` is an attribute of its first argument.
 
@@ -97,6 +143,15 @@ def with_attribute(function: Any, name: str) -> Any:
     return copied
 
 
+def codes(function: Any) -> tuple[Any, ...]:
+    """What a function does, as objects: itself and those that its decorators call, each with its code."""
+    found: list[Any] = []
+    while function is not None and function not in found:
+        found += (function, getattr(function, "__code__", None))
+        function = getattr(function, "__wrapped__", None)
+    return tuple(found)
+
+
 def _code_with_attribute(function: Any, name: str) -> types.CodeType:
     code = function.__code__
 
@@ -107,30 +162,46 @@ def _code_with_attribute(function: Any, name: str) -> types.CodeType:
             owner = ast.Name(code.co_varnames[0], ast.Load())
             return ast.copy_location(ast.Attribute(owner, name, ast.Load()), node)
 
-    tree = ast.fix_missing_locations(ast.Module([Renamed().visit(_syntax(function.__name__, function))], []))
+    renamed = Renamed().visit(copy.deepcopy(_syntax(function.__name__, function)))
+    tree = ast.fix_missing_locations(ast.Module([renamed], []))
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     return next(one for one in compiled.co_consts if getattr(one, "co_name", "") == function.__name__)  # type: ignore[no-any-return]
 
 
-def _plain(name: str, function: Any) -> ast.AST:
-    """The function's syntax without what does not count."""
+def _text(name: str, function: Any) -> _Text:
     tree = _syntax(name, function)
-    return ast.fix_missing_locations(_Plain(function).visit(tree))  # type: ignore[no-any-return]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    known = function.__globals__
+    meanings = tuple((one, _meaning(one, known.get(one, getattr(builtins, one, None)))) for one in sorted(used))
+    return _text_of(function, function.__code__, meanings)
+
+
+@_cached
+def _text_of(function: Any, code: types.CodeType, meanings: tuple[tuple[str, str], ...]) -> _Text:
+    tree = _Plain({*code.co_varnames, *code.co_cellvars}, dict(meanings)).visit(copy.deepcopy(_parsed(function, code)))
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
+    return _Text(ast.unparse(ast.fix_missing_locations(tree)), frozenset(own))
 
 
 def _syntax(name: str, function: Any) -> ast.FunctionDef:
+    """The function's syntax, which is not the caller's to change."""
     if not isinstance(function, types.FunctionType):
         raise Unreadable(f"{name} is a {type(function).__name__}, not a function")
     if hasattr(function, "__wrapped__") or function.__closure__:
         raise Unreadable(f"{name} is wrapped by a decorator or a closure")
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        tree = _parsed(function, function.__code__)
     except (OSError, SyntaxError) as error:
         raise Unreadable(f"the source of {name} cannot be read: {error}") from error
     if not isinstance(tree, ast.FunctionDef) or tree.name != function.__name__:
         raise Unreadable(f"the source file of {name} has changed since it was imported")
     return tree
+
+
+@_cached
+def _parsed(function: Any, _: types.CodeType) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
 
 
 def _is_self(node: ast.AST) -> bool:
@@ -140,9 +211,8 @@ def _is_self(node: ast.AST) -> bool:
 class _Plain(ast.NodeTransformer):
     """Renames the variables in order of appearance and spells globals as what they are."""
 
-    def __init__(self, function: types.FunctionType) -> None:
-        self._globals = function.__globals__
-        self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
+    def __init__(self, local: set[str], meanings: dict[str, str]) -> None:
+        self._locals, self._meanings = local, meanings
         self._names: dict[str, str] = {}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -156,8 +226,7 @@ class _Plain(ast.NodeTransformer):
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        known = self._globals.get(node.id, getattr(builtins, node.id, None))
-        node.id = self._renamed(node.id) if node.id in self._locals else _meaning(node.id, known)
+        node.id = self._renamed(node.id) if node.id in self._locals else self._meanings[node.id]
         return node
 
     def _renamed(self, name: str) -> str:

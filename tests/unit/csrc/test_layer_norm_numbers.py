@@ -127,6 +127,18 @@ def test_backward(
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
+@pytest.mark.parametrize("hidden", [2, 7, 20, 101, 1028, 4096, 12_296, 16_392])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_a_variance_that_overflows_gives_nan(gpu: Any, dtype: Any, hidden: int) -> None:
+    """Zeros, which are what the inverse of an infinite deviation makes of the row, would not be seen."""
+    x, grad = made(3, hidden, dtype=dtype), made(3, hidden, dtype=dtype, seed=1)
+    x[1] *= 1e25
+    y = gpu.ops.layer_norm(x, None, None, EPS)
+    of_x = gpu.ops.layer_norm_backward(grad, x, None, EPS, False, False)[0]
+    for result in (y, of_x):
+        assert bool(result[1].isnan().all()) and bool(result[::2].isfinite().all())
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_unaligned_tensors_go_through_the_general_kernel(gpu: Any, dtype: Any) -> None:
     x, weight, bias = made(3, 512, dtype=dtype), made(512, dtype=dtype, seed=1), made(512, dtype=dtype, seed=2)

@@ -101,6 +101,14 @@ def test_a_row_of_equal_numbers_has_no_variance(norms: Emulated) -> None:
     assert bool((norms.ops.layer_norm(torch.full((3, 512), 12345.678), None, None, EPS) == 0).all())
 
 
+def test_a_variance_that_overflows_gives_nan(norms: Emulated) -> None:
+    x = made(3, 512)
+    x[1] *= 1e25
+    y = norms.ops.layer_norm(x, None, None, EPS)
+    assert "_wide<" in norms.launches()
+    assert bool(y[1].isnan().all()) and bool(y[::2].isfinite().all())
+
+
 # More rows than workers, which are blocks or warps of a block.
 ANYWHERE = [(BF16, 50, 777), (F16, 90, 111), (F32, 50, 777), (BF16, 70, 97), (F32, 40, 1026), (BF16, 45, 1025)]
 

@@ -59,6 +59,22 @@ def test_backward_is_as_near_to_float64_as_torch(layer_norm_backward_levels: Any
             assert error <= max(1.5 * allowed, ulp), f"{shape}: {error:.2e} against torch's {allowed:.2e}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_variance_that_overflows_gives_nan(
+    layer_norm_levels: Any, layer_norm_backward_levels: Any, level: str, dtype: Any
+) -> None:
+    """Zeros, which are what the inverse of an infinite deviation makes of the row, would not be seen."""
+    for chosen in (layer_norm_levels, layer_norm_backward_levels):
+        chosen.choose(level)
+    for hidden in (2, 15, 16, 33, 1025, 4096):
+        x, grad = made((3, hidden), dtype, 2)
+        x[1] = torch.randn(hidden).to(dtype) * 1e25
+        y = OPS.layer_norm(x, None, None, EPS)
+        (of_x, *_) = OPS.layer_norm_backward(grad, x, None, EPS, False, False)
+        for result in (y, of_x):
+            assert bool(result[1].isnan().all()) and bool(result[::2].isfinite().all()), hidden
+
+
 def forward(dtype: Any) -> list[Any]:
     (x,), (weight, bias) = made((70, 1043), dtype), made((1043,), dtype, 2, seed=1)
     return [OPS.layer_norm(x, w, b, EPS) for w in (weight, None) for b in (bias, None)]

@@ -38,4 +38,5 @@ def layer_norm_backward(
 def _normal(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     deviation = rows - rows.mean(-1, keepdim=True)
     scale = reciprocal_rms(deviation, eps)
+    scale = scale + 0 / scale  # NaN if the variance has overflowed, not a row of zeros
     return deviation * scale, scale

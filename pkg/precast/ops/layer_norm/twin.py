@@ -25,7 +25,8 @@ def _moments(x: tl.tensor, hidden: tl.tensor, eps: tl.tensor, block: tl.constexp
         inside = here < hidden
         deviation = tl.load(x + here, mask=inside, other=0.0).to(tl.float32) - mean
         squares += tl.where(inside, deviation * deviation, 0.0)
-    return mean, tl.rsqrt(tl.sum(squares, 0) / hidden + eps)
+    variance = tl.sum(squares, 0) / hidden + eps
+    return mean, tl.rsqrt(variance) + 0.0 * variance  # NaN if it has overflowed, not a row of zeros
 
 
 @triton.jit  # type: ignore[untyped-decorator]
