@@ -115,8 +115,11 @@ bool Tensor::has_memory() const {
   return covered == 0 || (covered <= static_cast<uint64_t>(storage_bytes()) && data() != nullptr);
 }
 
-void no_tensor(const char* op, size_t index, const std::runtime_error& error) {
-  if (strstr(error.what(), "undefined Tensor") == nullptr) throw error;
+void no_tensor(const char* op, size_t index, const Tensor* tensor, const std::runtime_error& error) {
+  bool defined = true;
+  const bool known = tensor != nullptr && aoti_torch_is_defined != nullptr &&
+                     aoti_torch_is_defined(tensor->get(), &defined) == 0;
+  if (known ? defined : strstr(error.what(), "undefined Tensor") == nullptr) throw error;
   fail("%s: argument %zu is None; needed a tensor", op, index + 1);
 }
 

@@ -286,7 +286,8 @@ inline void put_result(StableIValue* stack, TensorTriple&& result) {
 // that they take themselves, because a plan reads most of its tensors without a call of an op.
 [[noreturn]] void no_memory(const char* op, size_t index, const Tensor& tensor) __attribute__((cold));
 // Says so if the argument is the undefined tensor, which torch's parser makes of None, or throws the error again.
-[[noreturn]] void no_tensor(const char* op, size_t index, const std::runtime_error& error) __attribute__((cold));
+[[noreturn]] void no_tensor(const char* op, size_t index, const Tensor* tensor, const std::runtime_error& error)
+    __attribute__((cold));
 
 template <class Taken>
 void require_memory(const char* op, size_t index, Taken& taken) {
@@ -294,7 +295,7 @@ void require_memory(const char* op, size_t index, Taken& taken) {
     try {
       taken.keep_facts();
     } catch (const std::runtime_error& error) {
-      no_tensor(op, index, error);
+      no_tensor(op, index, taken.get(), error);
     }
     const Tensor* const tensor = taken.get();
     if (tensor != nullptr && __builtin_expect(!tensor->has_memory(), 0)) no_memory(op, index, *tensor);

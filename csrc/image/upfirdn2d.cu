@@ -195,8 +195,8 @@ DEVICE bool load_filter(const UpfirdnArgs& a, float (&tap)[kTaps][kTaps]) {
   __syncthreads();
   bool fits = tap[1][1] != 0.0f;
   if (threadIdx.x < kTaps * kTaps) {
-    const float product = tap[y][1] * tap[1][x], other = tap[y][x] * tap[1][1];
-    fits = fits && fabsf(product - other) <= 2.4e-7f * fabsf(other);
+    const float other = tap[y][x] * tap[1][1], apart = fabsf(tap[y][1] * tap[1][x] - other);
+    fits = fits && apart <= 2.4e-7f * fabsf(other) && apart < infinity();
   }
   return __syncthreads_and(fits) != 0;
 }

@@ -61,11 +61,14 @@ struct Element {
 
 template <int kind>
 DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags) {
-  float g = fmaf(c.l2, e.param, e.grad * c.grad);
+  float g = e.grad * c.grad;
+  if (c.l2 != 0.0f) g = fmaf(c.l2, e.param, g);  // an endless parameter is no gradient
   if constexpr (kind == kAdam || kind == kLamb) {
     const bool summed = kind == kLamb && (flags & kSummed) != 0;
     e.first = summed ? fmaf(c.beta1, e.first, g) : fmaf(g - e.first, c.one_minus_beta1, e.first);
-    e.second = fmaf(g * g - e.second, c.one_minus_beta2, e.second);
+    // A square that has overflowed stays infinite, so that the parameter stays.
+    const float square = g * g;
+    e.second = fmaf(e.second < infinity() ? square - e.second : square, c.one_minus_beta2, e.second);
     float size = e.second;
     if (kind == kAdam && row.third != nullptr) {
       // Like torch's maximum: a NaN of either stays NaN.

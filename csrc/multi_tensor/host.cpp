@@ -217,6 +217,13 @@ void update_op(const TensorList& params, const TensorList& grads, const TensorLi
                        "a gradient"};
   Plan plan(lists, nullptr, nullptr);
   check_members(kOp, plan, kind, kLamb);
+  const bool counts = kind == kAdam || kind == kLamb || kind == kAdagrad;
+  const bool averages = kind == kAdam || kind == kLamb || kind == kLion;
+  PRECAST_CHECK(!counts || step >= 1, "%s: step is %g; needed 1 or more", kOp, step);
+  PRECAST_CHECK(!averages || (beta1 >= 0 && beta1 < 1), "%s: beta1 is %g; needed 0 or more, and less than 1", kOp,
+                beta1);
+  PRECAST_CHECK(!averages || (beta2 >= 0 && beta2 < 1), "%s: beta2 is %g; needed 0 or more, and less than 1", kOp,
+                beta2);
   PrepareArgs args = {};
   args.found_inf = plan.number_beside(lists, "found_inf", found_inf, false);
   args.grad_scale = plan.number_beside(lists, "grad_scale", grad_scale, false);

@@ -30,7 +30,7 @@ def cross_entropy(
     if label_smoothing:
         dot = (x if weight is None else x * weight).sum(-1)
         loss = loss + label_smoothing / columns * (weights * lse - dot)
-    loss = torch.where(inside | ignored, loss, torch.nan)
+    loss = loss * torch.where(inside | ignored, 1.0, torch.nan)  # the gradient of a row without a class is NaN too
     return scale * torch.where(ignored, 0.0, loss), lse
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import are_bare, register
+from precast._dispatch.formulas import are_bare, means_its_memory, register
 from precast.ops import _checks
 from precast.ops._fx import is_traced, recorded
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
+from precast.ops._written import check_memory
 from precast.ops.multi_tensor._lists import (
     ADAGRAD,
     ADAM,
@@ -247,6 +248,14 @@ def _refusal(op: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+def _check_l2norm(tensors: Sequence[Tensor]) -> None:
+    op = "multi_tensor_l2norm"
+    check_lists(op, {"tensors": tensors})
+    for index, tensor in enumerate(tensors):
+        if means_its_memory(tensor):
+            check_memory(op, f"tensors[{index}]", tensor, written=False)  # with a gradient, torch's own ops read it
+
+
 def _check_update(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
@@ -262,6 +271,11 @@ def _check_update(
     others = {"firsts": firsts, "seconds": seconds, "thirds": thirds, "copies": copies}
     check_given(op, {"params": params, "grads": grads, **others})
     check_members(op, {FIRST: bool(firsts), SECOND: bool(seconds), THIRD: bool(thirds)}, kind, LAMB)
+    step, beta1, beta2 = numbers[0], *numbers[3:5]
+    if kind in (ADAM, LAMB, ADAGRAD):
+        _checks.require(step >= 1, lambda: f"{op}: step is {step:g}; needed 1 or more")
+    for name, beta in (("beta1", beta1), ("beta2", beta2)) if kind in (ADAM, LAMB, LION) else ():
+        _checks.require(0 <= beta < 1, lambda: f"{op}: {name} is {beta:g}; needed 0 or more, and less than 1")  # noqa: B023
     for name, scalar in (("found_inf", found_inf), ("grad_scale", grad_scale)):
         check_scalar(op, name, scalar, params[0])
 
@@ -284,7 +298,7 @@ def _check_axpby(
 with namespace.family("multi_tensor", __package__):
     L2NORM = register(
         "multi_tensor_l2norm",
-        check=lambda tensors: check_lists("multi_tensor_l2norm", {"tensors": tensors}),
+        check=_check_l2norm,
         result=lambda tensors: (
             tensors[0].new_empty((), dtype=torch.float32),
             tensors[0].new_empty((len(tensors),), dtype=torch.float32),
