@@ -59,6 +59,11 @@ struct Element {
   float param, grad, first, second, third;
 };
 
+// Without weight decay, an infinite parameter stays what it is.
+DEVICE void decay(Element& e, const Coefficients& c) {
+  if (c.decay != 0.0f) e.param = fmaf(-c.decay, e.param, e.param);
+}
+
 template <int kind>
 DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags) {
   float g = e.grad * c.grad;
@@ -80,23 +85,23 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
       e.third = fmaf(c.decay, e.param, e.first * c.bias / root);
       return;
     }
-    e.param = fmaf(-c.decay, e.param, e.param);
+    decay(e, c);
     e.param = fmaf(-c.rate, e.first / root, e.param);
   } else if constexpr (kind == kSgd) {
     if (row.first != nullptr) {
       e.first = c.first != 0.0f ? g : fmaf(c.beta1, e.first, c.one_minus_beta1 * g);
       g = flags & kNesterov ? fmaf(c.beta1, e.first, g) : e.first;
     }
-    e.param = fmaf(-c.decay, e.param, e.param);
+    decay(e, c);
     e.param = fmaf(-c.rate, g, e.param);
   } else if constexpr (kind == kAdagrad) {
     e.first = fmaf(g, g, e.first);
-    if (flags & kDecoupled) e.param = fmaf(-c.decay, e.param, e.param);
+    if (flags & kDecoupled) decay(e, c);
     e.param = fmaf(-c.rate, g / (sqrtf(e.first) + c.eps), e.param);
   } else {  // Lion
     const float between = fmaf(g - e.first, c.one_minus_beta1, e.first);
     e.first = fmaf(g - e.first, c.one_minus_beta2, e.first);
-    e.param = fmaf(-c.decay, e.param, e.param);
+    decay(e, c);
     const float sign = between > 0.0f ? 1.0f : between < 0.0f ? -1.0f : between;  // NaN stays NaN
     e.param = fmaf(-c.rate, sign, e.param);
   }

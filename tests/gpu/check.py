@@ -111,7 +111,9 @@ def dealt(root: Path = ROOT) -> list[list[str]]:
 
 
 def _pytest(jobs: int, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", str(jobs), "-p", "no:cacheprovider", *arguments)
+    # pytest-benchmark warns about several processes, where it is installed.
+    options = ("-q", "-m", "gpu", "-n", str(jobs), "-p", "no:cacheprovider", "-p", "no:benchmark")
+    return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
 def run(case: Case, logs: Path, env: Mapping[str, str], root: Path = ROOT) -> Result:

@@ -68,3 +68,11 @@ def test_upfirdn2d(gpu: Emulated, dtype: Any) -> None:
     ways = {"_general"} if dtype == torch.float64 else {"", "_up", "_down", "_general"}
     name = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}[dtype]
     assert kernels == {f"upfirdn2d{way}_{name}" for way in ways}
+
+
+def test_a_filter_with_an_infinite_tap_is_not_taken_for_a_product(gpu: Emulated) -> None:
+    f, x = setup_filter([1, 3, 3, 1]), made(1, 2, 7, 12).abs() + 0.1
+    f[0, 0] = float("inf")
+    args = (f, 1, 1, 1, 1, 0, 0, 0, 0, False, 1.0)  # without padding, whose zeros would make NaN of it
+    assert reference.upfirdn2d(x, *args).isinf().all()
+    assert gpu.ops.upfirdn2d(x, *args).isinf().all()

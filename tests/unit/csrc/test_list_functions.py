@@ -114,3 +114,38 @@ def test_a_step_of_lists_refuses_a_number_inside_a_parameter(list_gpu: Any, name
         list_gpu.ops.multi_tensor_update_(
             *tensors[:4], [], [], inside["found_inf"], inside["grad_scale"], *numbers, multi_tensor.ADAM, 0
         )
+
+
+NUMBERS = {"step": 1.0, "factor": 1.0, "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.0, "extra": 0.0}
+
+
+def adam(list_gpu: Any, tensors: Any, **others: float) -> None:
+    numbers = {**NUMBERS, **others}.values()
+    list_gpu.ops.multi_tensor_update_(*tensors, [], [], None, None, *numbers, multi_tensor.ADAM, 0)
+
+
+@pytest.mark.parametrize("name", ["step", "beta1", "beta2"])
+def test_numbers_that_no_step_has(list_gpu: Any, name: str) -> None:
+    tensors = [must.made(torch.float32, seed) for seed in range(4)]
+    before = [t.clone() for some in tensors for t in some]
+    for number in (-1.0, 0.0 if name == "step" else 1.0, float("nan"), -1e300):
+        with pytest.raises(RuntimeError, match=f"multi_tensor_update_: {name} is .*; needed [01] or more"):
+            adam(list_gpu, tensors, **{name: number})
+    assert all(torch.equal(a, b) for a, b in zip(before, (t for some in tensors for t in some), strict=True))
+
+
+def test_a_step_with_endless_numbers_is_that_of_torch(list_gpu: Any) -> None:
+    """A second moment that has overflowed moves nothing; without weight decay a parameter is no gradient."""
+    infinity = float("inf")
+    params = torch.tensor([1.0, 1.0, infinity, 1.0])
+    grads = torch.tensor([0.5, 1e30, 0.5, float("nan")])
+    firsts, seconds = torch.full((4,), 0.1), torch.tensor([infinity, 0.2, 0.2, infinity])
+    right = [t.clone() for t in (params, firsts, seconds)]
+    parameter = torch.nn.Parameter(right[0])
+    optimizer = torch.optim.Adam([parameter], lr=0.1, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": right[1], "exp_avg_sq": right[2]}
+    parameter.grad = grads.clone()
+    optimizer.step()
+    adam(list_gpu, [[params], [grads], [firsts], [seconds]])
+    for mine, theirs in zip((params, firsts, seconds), (parameter.detach(), *right[1:]), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
