@@ -117,8 +117,8 @@ bool Tensor::has_memory() const {
 
 void no_tensor(const char* op, size_t index, const Tensor* tensor, const std::runtime_error& error) {
   bool defined = true;
-  const bool known = tensor != nullptr && aoti_torch_is_defined != nullptr &&
-                     aoti_torch_is_defined(tensor->get(), &defined) == 0;
+  const bool known =
+      tensor != nullptr && aoti_torch_is_defined != nullptr && aoti_torch_is_defined(tensor->get(), &defined) == 0;
   if (known ? defined : strstr(error.what(), "undefined Tensor") == nullptr) throw error;
   fail("%s: argument %zu is None; needed a tensor", op, index + 1);
 }
