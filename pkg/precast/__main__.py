@@ -2,6 +2,8 @@
 
 import sys
 
+from precast.errors import KernelError
+
 __all__ = ["main"]
 
 
@@ -11,8 +13,12 @@ def main(argv: list[str] | None = None) -> int:
         from precast._builder import python
 
         python.leave_here()
-    from precast._cli.main import main as run
+    try:
+        from precast._cli.main import main as run
+    except KernelError as error:  # nothing says which kernels there are
+        from precast._cli import fault
 
+        return fault.tell(sys.argv[1:] if argv is None else argv, error)
     return run(argv)
 
 

@@ -142,6 +142,19 @@ def test_activations_of_one_class_that_differ_have_proofs_of_their_own() -> None
     torch.testing.assert_close(logits(model), right)
 
 
+def test_a_class_without_a_name_to_find_it_by_is_adopted_and_the_report_says_so() -> None:
+    class Local(torch.nn.SiLU):
+        pass
+
+    model = zoo.make("llama")
+    for layer in model.model.layers:
+        layer.mlp.act_fn = Local()
+    report = precast.adopt(model)
+    assert report.ok and "gated_mlp" in {group.kind for group in report.replaced}
+    (line,) = command.drift(report)
+    assert "Local.forward has another source: 2965b2158fe00ac0 then, none (there is no " in line
+
+
 def test_equal_activations_share_a_proof(monkeypatch: Patch) -> None:
     from precast._adopt import recognise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from precast._abi.capability import TargetKind
@@ -69,6 +70,29 @@ def damaged_manifest(lab: Lab) -> str:
     manifest = site.c_dir / "build_info.json"
     manifest.write_text(manifest.read_text()[: manifest.stat().st_size // 2])
     return line(site.refusal(LOAD), "found", "build_info.json")
+
+
+@fault("no-descriptions", "no file says which kernels there are", how="csrc and its list removed", lost="all kernels")
+def no_descriptions(lab: Lab) -> str:
+    site = lab.site(warm="nothing")
+    shutil.rmtree(site.folder / "precast" / "csrc")
+    (site.folder / "precast" / "_builder" / "families.json").unlink()
+    return line(site.refusal("from precast import ops"), "the kernel sources are missing")
+
+
+@fault("damaged-descriptions", "the list of kernels is cut", how="its second half removed", lost="all kernels")
+def damaged_descriptions(lab: Lab) -> str:
+    site = lab.site(warm="nothing")
+    listed = site.folder / "precast" / "_builder" / "families.json"
+    listed.write_text(listed.read_text()[: listed.stat().st_size // 2])
+    return line(site.refusal("from precast import ops"), "families.json is damaged")
+
+
+@fault("no-sources", "the sources are missing", how="csrc removed", lost="what would be built")
+def no_sources(lab: Lab) -> str:
+    site = lab.site(warm="nothing")
+    shutil.rmtree(site.folder / "precast" / "csrc")
+    return line(site.refusal(BUILD), "the kernel sources are missing")
 
 
 def built_again(site: Site, code: str) -> str:

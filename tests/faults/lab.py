@@ -71,6 +71,8 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.sites: list[Site] = []  # what the rows have made so far
+        self.env: dict[str, str] = {}  # the faults around them
         self._count = itertools.count()
 
     @functools.cached_property
@@ -95,13 +97,16 @@ class Lab:
     def gpus(self, *capabilities: str) -> dict[str, str]:
         """The environment of a machine with these GPUs and nothing that compiles for them."""
         listed = " ".join(f"{capability}/GPU-{index}aaa/0" for index, capability in enumerate(capabilities))
-        return {"LD_LIBRARY_PATH": str(self.driver), "GPUS": listed, "DRIVER": "13000", "CUDA_HOME": "/nonexistent"}
+        env = {"LD_LIBRARY_PATH": str(self.driver), "GPUS": listed, "DRIVER": "13000", "CUDA_HOME": "/nonexistent"}
+        self.env |= env
+        return env
 
     def site(self, *, warm: str = "objects") -> Site:
         """An installation; ``warm`` says what its cache holds: "nothing", "objects" (only a link is missing), "all"."""
         folder = self.folder / f"{next(self._count)}"
         folder.mkdir(parents=True)
         site = make_site(folder, folder / "cache")
+        self.sites.append(site)
         if warm != "nothing":
             kept = [".*"] if warm == "all" else [".*", "cpu_adam"]
             shutil.copytree(self.seed, site.cache, ignore=shutil.ignore_patterns(*kept))
@@ -116,6 +121,7 @@ class Lab:
         folder = self.folder / f"{next(self._count)}"
         folder.mkdir(parents=True)
         site = make_site(folder, folder / "cache", sources=False)
+        self.sites.append(site)
         (path,) = (library.cache if library else self.seed).glob("v1/cpu_adam/*/cpu_adam.so")
         fakes.write_installation(site.c_dir, path, device, families=("cpu_adam", "rms_norm"))
         return site
@@ -123,7 +129,9 @@ class Lab:
     def faulty(self, root: Path, **faults: str) -> dict[str, str]:
         """The environment in which the file system under ``root`` has these faults."""
         named = {f"FAULT_{name.upper()}": value for name, value in faults.items()}
-        return {"LD_PRELOAD": str(self.shim), "FAULT_ROOT": str(root), **named}
+        env = {"LD_PRELOAD": str(self.shim), "FAULT_ROOT": str(root), **named}
+        self.env |= env
+        return env
 
 
 def library(site: Site) -> Path:

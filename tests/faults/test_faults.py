@@ -10,14 +10,28 @@ import pytest
 from tests.faults import ROWS
 from tests.faults.__main__ import run
 from tests.faults.lab import Fault, Lab, NotRun
+from tests.load.conftest import Site
+
+DOCTOR = "import sys; sys.argv[1:] = ['doctor']; from precast.__main__ import main; sys.exit(main())"
+
+
+def assert_diagnosed(site: Site, env: dict[str, str]) -> None:
+    """The doctor is for broken installations: it says what is wrong with this one, and none of its errors leaves it."""
+    done = site.run(DOCTOR, env=env)
+    assert done.stdout.startswith(("OK", "PROBLEM")), (done.stdout, done.stderr)
+    assert done.returncode == done.stdout.startswith("PROBLEM") and "Error" not in done.stderr, done.stderr
 
 
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.slow], ids=lambda row: row.id)
 def test_the_fault_is_survived(row: Fault, lab: Lab) -> None:
+    made = len(lab.sites)
+    lab.env.clear()
     try:
         assert row.inject(lab)
+        for site in lab.sites[made:]:
+            assert_diagnosed(site, lab.env)
     except NotRun as why:
         if row.id != "full-tmpfs":  # a container need not allow a mount; the two rows before it need none
             pytest.fail(f"{row.id} was not injected: {why}")

@@ -19,7 +19,7 @@ from torch.nn import Module
 from precast._adopt import forwards, instances
 from precast._adopt.probe import Trial, decide, drawn
 from precast._adopt.seen import seen_forward
-from precast._adopt.source import Unreadable, fingerprint_of_functions
+from precast._adopt.source import Sources, Unreadable, fingerprint_of_functions
 
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
 # Forwards that do nothing with logits but return them and give them to the loss.
@@ -87,10 +87,11 @@ def without_logits(model: Any, digest: str) -> str:
     return ""
 
 
-def sources(own: Any) -> tuple[str, ...]:
-    """The names of what is read beside a loss: the entries of a table under which models find it."""
+def sources(own: Any) -> Sources:
+    """What is read beside a loss: the entries of a table under which models find it."""
     table = getattr(sys.modules[own.__module__], "LOSS_MAPPING", {})
-    return tuple(f"{own.__module__}.LOSS_MAPPING.{name}" for name, one in table.items() if one is own)
+    names = [name for name, one in table.items() if one is own]
+    return tuple((f"{own.__module__}.LOSS_MAPPING.{name}", fingerprint_of_functions(own)) for name in names)
 
 
 class _Gradient(Module):

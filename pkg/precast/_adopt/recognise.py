@@ -7,7 +7,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from precast._adopt import forwards, instances, loss, rotation
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.seen import state_of
-from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_name, owner
+from precast._adopt.source import Sources, Unreadable, fingerprint, owner, source_of
 from precast.errors import KernelError
 
 # The packages whose sources have been read: the oldest version that counts, and the first that does not.
@@ -45,9 +45,6 @@ class Exact:
     attribute: str = "forward"
 
 
-Sources = tuple[tuple[str, str], ...]  # what was read beside the forward, by name, with a fingerprint
-
-
 @dataclass(frozen=True)
 class Found:
     """One module and its fate."""
@@ -59,10 +56,6 @@ class Found:
     fate: Exact | str
     function: str = ""  # what was examined, if not the forward of the module's class
     sources: Sources = ()
-
-
-def _read_too(names: Iterable[str]) -> Sources:
-    return tuple((name, fingerprint_of_name(name)) for name in names)
 
 
 def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> Iterator[Found]:
@@ -99,8 +92,8 @@ def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> I
         if key not in proofs:
             proofs[key] = _prove(rule, module, digest, here)
         child: Any = type(module._modules.get(rule.child(names)))
-        read = [f"{child.__module__}.{child.__qualname__}.forward"] if issubclass(child, Module) else []
-        yield Found(name, module, rule.kind, digest, proofs[key], sources=_read_too(read))
+        read = (source_of(child),) if issubclass(child, Module) and isinstance(proofs[key], Exact) else ()
+        yield Found(name, module, rule.kind, digest, proofs[key], sources=read)
 
 
 def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
@@ -119,7 +112,7 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
             proofs[key] = note
         else:
             proofs[key] = Exact(lambda one: rotation.bind(one, norms, casting, here), note, None, here)
-    return Found(name, module, "rotary", digest, proofs[key], sources=_read_too(rotation.sources(module, norms)))
+    return Found(name, module, "rotary", digest, proofs[key], sources=rotation.sources(module, norms))
 
 
 def _loss(name: str, model: Any, device: str) -> Found:
@@ -133,7 +126,7 @@ def _loss(name: str, model: Any, device: str) -> Found:
         return Found(name, model, "loss", digest, note)
     own = f"{model.loss_function.__module__}.{model.loss_function.__qualname__}"
     exact = Exact(lambda _: forward, note, None, device, instances.LOSS)
-    return Found(name, model, "loss", digest, exact, own, _read_too(loss.sources(model.loss_function)))
+    return Found(name, model, "loss", digest, exact, own, loss.sources(model.loss_function))
 
 
 def _without_logits(found: Found, device: str) -> Iterator[Found]:

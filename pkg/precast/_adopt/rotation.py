@@ -84,12 +84,16 @@ def _functions(cls: type[Any]) -> tuple[Any, Any]:
     return here[instances.ROTATE], here["rotate_half"]
 
 
-def sources(module: Any, norms: Norms) -> tuple[str, ...]:
-    """The names of what is read beside the forward of an attention."""
+def sources(module: Any, norms: Norms) -> source.Sources:
+    """What is read beside the forward of an attention."""
     here = inspect.unwrap(type(module).forward).__globals__["__name__"]
-    classes = [type(module._modules[name]) for name, _ in norms]
-    methods = [f"{cls.__module__}.{cls.__qualname__}.forward" for cls in classes]
-    return f"{here}.{instances.ROTATE}", f"{here}.rotate_half", *methods
+    names = (instances.ROTATE, "rotate_half")
+    functions = [
+        (f"{here}.{name}", fingerprint_of_functions(function))
+        for name, function in zip(names, _functions(type(module)), strict=True)
+    ]
+    classes = dict.fromkeys(type(module._modules[name]) for name, _ in norms)
+    return (*functions, *map(source.source_of, classes))
 
 
 def prove(module: Any, norms: Norms, device: str) -> tuple[str | None, str]:

@@ -15,6 +15,7 @@ from precast._adopt.probe import recheck
 from precast._adopt.recognise import Exact
 from precast._adopt.report import Comparison, Group, Report
 from precast._adopt.rules import RULES, Rule
+from precast._adopt.source import Sources
 from precast._version import __version__
 
 
@@ -167,7 +168,7 @@ def _attributes(cls: type[Any]) -> dict[str, Any]:
 
 
 def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:
-    def key(one: recognise.Found) -> tuple[str, str, str, str, recognise.Sources]:
+    def key(one: recognise.Found) -> tuple[str, str, str, str, Sources]:
         note = one.fate.note if isinstance(one.fate, Exact) else one.fate
         return one.kind, one.function or _name(type(one.module)), one.fingerprint, note, one.sources
 

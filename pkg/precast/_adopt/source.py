@@ -58,6 +58,18 @@ def fingerprint_of_functions(*functions: Any) -> str:
     return _digest(_text(function.__name__, function).plain for function in functions)
 
 
+Sources = tuple[tuple[str, str], ...]  # what was read beside a forward: names, with what they lead to
+
+
+def source_of(cls: type[torch.nn.Module]) -> tuple[str, str]:
+    """The name and the fingerprint of a forward, as :func:`fingerprint_of_name` finds it again.
+
+    Raises:
+        Unreadable: as above.
+    """
+    return f"{cls.__module__}.{cls.__qualname__}.forward", fingerprint(cls)
+
+
 def fingerprint_of_name(name: str) -> str:
     """The same for the function, or the method of a class, that a dotted name leads to in this process.
 
@@ -79,7 +91,7 @@ def fingerprint_of_name(name: str) -> str:
 def _is_module(name: str) -> bool:
     try:
         importlib.import_module(name)
-    except ImportError:
+    except (ImportError, TypeError, ValueError):  # the last two of a name that is none
         return False
     return True
 

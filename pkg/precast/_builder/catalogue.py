@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.value import value
+from precast.errors import KernelError
 
 GATHERED = Path(__file__).with_name("families.json")  # exists only in a wheel
 
@@ -101,7 +102,17 @@ def _read() -> tuple[Folder, ...]:
         from precast._builder import descriptions, sources
 
         return folders_of(descriptions.read(sources.csrc_dir()))
-    return folders_of(json.loads(text))
+    try:
+        return folders_of(json.loads(text))
+    except (ValueError, LookupError, TypeError) as error:
+        from precast._builder import sources
+
+        raise KernelError(
+            f"{GATHERED.name} is damaged, so nothing says which kernels there are",
+            found=f"{GATHERED}: {error!r}",
+            needed="the file of this precast",
+            fix=sources.restore_fix(),
+        ) from error
 
 
 FOLDERS = _read()

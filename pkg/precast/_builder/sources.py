@@ -46,7 +46,7 @@ def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
         "the kernel sources are missing, so nothing can be built",
         found=f"no {MARKER} in {places}",
         needed="the csrc folder of this precast",
-        fix=_restore(),
+        fix=restore_fix(),
     )
 
 
@@ -128,11 +128,12 @@ def _read(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise KernelError(
-            f"the kernel source {name} cannot be read", found=str(error), needed=str(path), fix=_restore()
+            f"the kernel source {name} cannot be read", found=str(error), needed=str(path), fix=restore_fix()
         ) from error
 
 
-def _restore() -> str:
+def restore_fix() -> str:
+    """The command that brings missing files of this installation back, or what to do where none is known."""
     from precast._builder import installer  # needed only for an error
 
     return installer.restore_command() or "install precast again, from where it came"

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from precast._builder.catalogue import Family
-from precast._cli import deep, details, names, output, problem, screen, status
+from precast._cli import deep, details, fault, names, output, problem, screen, status
 from precast._load import probe, report, system
 from precast.compat import loaders
+from precast.errors import KernelError
 from precast.extension.families import FamilyExtension
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
 
-SCHEMA = 1
 _LOADABLE = status.LOADABLE
 
 
@@ -38,7 +38,10 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; return 0 only if every kernel that this machine should have can be loaded."""
-    facts = examine(options.kernels, deeply=options.deep)
+    try:
+        facts = examine(options.kernels, deeply=options.deep)
+    except KernelError as error:
+        return fault.diagnose(error, as_json=options.json)
     if options.json:
         output.print_json(facts)
     else:
@@ -62,7 +65,7 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
     ]
     checks = deep.examine(_loadable(told)) if deeply else None
     facts: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": fault.SCHEMA,
         "ok": True,
         "environment": report.environment_line(examination),
         "host": report.describe_host(examination),

@@ -18,9 +18,10 @@ from precast._abi.host import Host
 from precast._abi.settings import Settings
 from precast._builder import catalogue, lock
 from precast._builder.cache import BuildKey, Cache
-from precast._cli import deep, doctor
+from precast._cli import deep, doctor, fault
 from precast._load import gpus, probe
 from precast._version import __version__
+from precast.errors import KernelError
 from tests.kit import fakes
 from tests.kit import hosts as ex
 
@@ -327,3 +328,25 @@ def test_a_rocm_build_of_torch_is_named_in_one_line(examine: Any) -> None:
     said = "  rocm      torch is a ROCm build, which CUDA kernels cannot serve; Triton kernels stand in for them"
     assert said in doctor.to_text(examine(rocm), verbose=True).splitlines()
     assert "ROCm" not in doctor.to_text(examine(ex.host()), verbose=True)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_no_error_of_an_examination_leaves_the_doctor(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KernelError("the kernel sources are missing", found="no csrc", fix="make them")
+
+    monkeypatch.setattr(doctor, "examine", broken)
+    assert __main__.main(["doctor", *options]) == 1
+    said = capsys.readouterr().out
+    text = "the kernel sources are missing\n  found   no csrc\n  fix     1) make them"
+    assert (json.loads(said) == {"schema": 1, "ok": False, "error": text}) if options else said == f"PROBLEM: {text}\n"
+
+
+def test_a_verb_that_cannot_begin_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    error = KernelError("nothing says which kernels there are")
+    assert fault.tell(["doctor"], error) == 1 and fault.tell(["list"], error) == 3
+    said = capsys.readouterr()
+    assert said.out == "PROBLEM: nothing says which kernels there are\n"
+    assert said.err.endswith("KernelError: nothing says which kernels there are\n")

@@ -38,7 +38,7 @@ def layer_norm(
         normalized_shape: the last dimensions to normalise, if there are several; the parameters have this shape.
 
     Returns:
-        A contiguous tensor with the shape and dtype of ``x``.
+        A contiguous tensor with the shape and dtype of ``x``. A row whose variance overflows float32 is NaN.
 
     Raises:
         RuntimeError: a tensor has another shape, dtype or device.
