@@ -162,6 +162,7 @@ def _examined(model: Module, sample: Any, state: State, exact: _Exact) -> tuple[
         return _NOTHING, [f"no outputs: the untouched model does not take {whose}: {first}"]
     if not found.outputs:
         return _NOTHING, ["no outputs: the model returns no floating-point tensors"]
+    state.watches = False  # what a call writes is known now
     around, reasons = noises(model, batch, found, state, [(one.module, fate) for one, fate in exact])
     missing = [*found.missing, *(f"{name}: no element is finite" for name in compare.endless(found)), *reasons]
     if "labels" in batch and any(one.kind == "logits" for one, _ in exact):
