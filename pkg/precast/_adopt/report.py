@@ -71,6 +71,13 @@ class Report:
         return bool(evidence) and not self.undone and all(one.holds for one in self.compared)
 
     @property
+    def why_not(self) -> str:
+        """Why it is not ``ok``, or nothing."""
+        if self.ok:
+            return ""
+        return self.undone or ("a comparison fails" if self.compared else "nothing was compared")
+
+    @property
     def verdict(self) -> str:
         """What became of the model, in a few words."""
         if self.undone:

@@ -39,7 +39,11 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
     Then the outputs and gradients of a sample batch are compared with the untouched model's: with a padding mask, from
     a cache, with ``num_items_in_batch``, with each parameter hidden outside its module's forward. If an output differs
     by more than two noises of the untouched model, or a gradient by more than four, everything is put back. The noise
-    is what the untouched model shows with its batch in another order and in a wider dtype, in a copy of it.
+    is what the untouched model shows with its batch in another order, in a wider dtype in a copy of it, and if each
+    replaced module errs as much as the probe allows. What the untouched model raises is in ``report.not_compared``.
+
+    All that these calls write is put back: buffers, attributes, children, classes, the sample, random states. Hooks of
+    torch and of packages that models are made of are called, because they compute; hooks of others are not.
 
     Args:
         model: the model, with its weights, on a CPU or an NVIDIA GPU. Adopt it after it has its device and before
@@ -51,11 +55,12 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
             :func:`precast.ops.linear_cross_entropy`, which never has all of them.
 
     Returns:
-        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether all
-        comparisons hold. If not, the model is as it was and ``report.undone`` says why.
+        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether there
+        are comparisons and all hold. If one fails, the model is as it was and ``report.undone`` says why. If none could
+        be made, the model is adopted by its proofs alone, and ``report.ok`` is False.
 
     Raises:
-        TypeError: ``model`` is not a module.
+        TypeError: ``model`` is not a module. Nothing else is raised, whatever the model and the sample do.
 
     Example::
 
