@@ -240,7 +240,11 @@ def fsdp_units(model: Module) -> list[Any]:
 
 
 def is_sharded(module: Module, *, recurse: bool = False) -> bool:
-    """Whether a parameter is a DTensor."""
+    """Whether a parameter is a DTensor or, with ``recurse``, part of a flat one, which FSDP writes back to."""
+    if recurse and any(
+        base.__name__ == "FullyShardedDataParallel" for m in module.modules() for base in type(m).__mro__
+    ):
+        return True
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return dtensor is not None and any(isinstance(p, dtensor) for p in module.parameters(recurse=recurse))
 
