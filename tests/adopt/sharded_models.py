@@ -90,6 +90,28 @@ def sharded_without_logits() -> None:
     assert left["logits"] == "the weight of its lm_head is a DTensor (FSDP2 or tensor parallelism)"
 
 
+def flat_parameters() -> None:
+    """FSDP of the first version writes back what it finds in a module's parameters, so none is hidden from it."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))
+    x, found = torch.randn(4, 64), []
+    for adopts in (False, True):
+        one = FullyShardedDataParallel(copy.deepcopy(model), use_orig_params=True, device_id=torch.device("cpu"))
+        if adopts:
+            report = precast.adopt(one, x)
+            assert report.ok and report.replaced, report
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.01)
+        for _ in range(3):
+            y = one(x)
+            y.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(one(x).detach())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
 def sequence_parallel_is_refused() -> None:
     """A norm whose weight is a DTensor of no FSDP unit is left alone, by name."""
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module

@@ -68,7 +68,7 @@ def test_computed_weights_of_a_norm(change: Any, kind: str) -> None:
     (group,) = report.left
     assert group.note == "its weight or bias is computed for each call (a parametrization, pruning)"
     assert report.ok and report.replaced
-    uncopied = ["noise in a wider dtype: Only Tensors created explicitly by the user (graph leaves)"]
+    uncopied = ["noise in a wider dtype: RuntimeError: Only Tensors created explicitly by the user (graph leaves)"]
     assert [reason.partition(" support")[0] for reason in report.not_compared] == uncopied * (change is pruned)
 
 

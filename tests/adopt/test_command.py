@@ -99,6 +99,20 @@ def test_a_certificate_that_failed_does_not_hold(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == f"{kept} was never good: a comparison fails\n"
 
 
+def test_without_a_comparison_the_certificate_is_not_good(
+    tmp_path: Path, mine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "report.json"
+    kept.write_text(precast.adopt(torch.nn.Sequential(torch.nn.LayerNorm(64))).json())
+    assert main(["adopt", "--check", str(kept)]) == 1
+    assert capsys.readouterr().out == f"{kept} was never good: nothing was compared\n"
+    (tmp_path / "mine_to_adopt.py").write_text(MINE.replace("(3, 8, 8)", "(3, 8, 9)"))
+    assert main(["adopt", "--dry-run", f"{mine}:build"]) == 1
+    said = capsys.readouterr().out
+    assert "would be adopted by its proofs, NOT COMPARED" in said
+    assert "not compared: no outputs: the untouched model does not take a random sample: RuntimeError: mat1" in said
+
+
 def test_what_is_no_certificate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "report.json"
     kept.write_text("[]")

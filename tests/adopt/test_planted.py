@@ -74,7 +74,9 @@ def test_a_weight_read_outside_its_module(planted: Any) -> None:
         return result
 
     model = zoo.make("llama")
-    assert_refused(planted(model, "", fused), model, "loss, parameters hidden differs by nan")
+    assert_refused(
+        planted(model, "", fused), model, "outputs with hidden parameters: the model reads parameters outside"
+    )
 
 
 def test_an_adapter_that_is_passed_over(planted: Any) -> None:

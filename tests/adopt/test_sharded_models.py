@@ -13,7 +13,7 @@ from tests.ops import ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, pytest.mark.fsdp2]
 CASES = ("data_parallel", "adopted_before_sharding", "adopted_after_sharding", "sharded_without_logits")
-CASES += ("sequence_parallel_is_refused",)
+CASES += ("flat_parameters", "sequence_parallel_is_refused")
 
 
 @pytest.fixture(scope="module")

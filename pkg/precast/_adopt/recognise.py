@@ -20,6 +20,7 @@ from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.seen import state_of
 from precast._adopt.source import Sources, Unreadable, fingerprint, owner, source_of
+from precast._adopt.state import attempted
 from precast.errors import KernelError
 
 # The packages whose sources have been read: the oldest version that counts, and the first that does not.
@@ -60,40 +61,61 @@ class Found:
 
 def examine(model: Module, rules: tuple[Rule, ...], *, logits: bool = True) -> Iterator[Found]:
     """Every module that a rule knows, or that a reader would expect to see; ``logits`` says whether they are needed."""
-    proofs: dict[object, Exact | str] = {}
-    device, gathered = _device_of(model), in_fsdp(model)
+    context = _Context(rules, _device_of(model), in_fsdp(model), logits, {})
     for name, module in model.named_modules():
-        cls = type(module)
-        methods = _methods(cls, rules)
-        rule = next((one for one in rules if methods[one.method][0] in one.known), None)
-        if rule is None:
-            bases = [base.__name__ for base in cls.__mro__]
-            named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
-            if named is not None and not instances.is_ours(module.__dict__.get("forward")):
-                digest, unreadable = methods[named.method]
-                reason = unreadable or f"no rule knows what its {named.method} does"
-                yield Found(name, module, named.kind, digest, reason)
-            elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
-                found = _loss(name, module, device)
-                yield found
-                if not logits:
-                    yield from _without_logits(found, device)
-            elif any(_ROTARY.match(word) for word in _globals_used(cls)):
-                yield _rotation(name, module, device, id(module) in gathered, proofs)
-            continue
-        digest = methods[rule.method][0]
-        here = next((p.device.type for p in module.parameters()), device)
-        reason = _refusal(module, rule.method, here, id(module) in gathered)
-        if reason:
-            yield Found(name, module, rule.kind, digest, reason)
-            continue
-        names = rule.known[digest]
-        key = (here, state_of(module))
-        if key not in proofs:
-            proofs[key] = _prove(rule, module, digest, here)
-        child: Any = type(module._modules.get(rule.child(names)))
-        read = (source_of(child),) if issubclass(child, Module) and isinstance(proofs[key], Exact) else ()
-        yield Found(name, module, rule.kind, digest, proofs[key], sources=read)
+        yield from _tried(name, module, context)
+
+
+def _tried(name: str, module: Module, context: _Context) -> list[Found]:
+    found, reason = attempted(lambda: list(_examined(name, module, context)))
+    return [Found(name, module, "unknown", "", f"it cannot be examined: {reason}")] if found is None else found
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What the examinations of the modules of one model have in common."""
+
+    rules: tuple[Rule, ...]
+    device: str
+    gathered: set[int]
+    logits: bool
+    proofs: dict[object, Exact | str]
+
+
+def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
+    cls, rules, device, proofs = type(module), context.rules, context.device, context.proofs
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    methods = _methods(cls, rules)
+    rule = next((one for one in rules if methods[one.method][0] in one.known), None)
+    if rule is None:
+        bases = [base.__name__ for base in cls.__mro__]
+        named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
+        if named is not None and not instances.is_ours(module.__dict__.get("forward")):
+            digest, unreadable = methods[named.method]
+            reason = unreadable or f"no rule knows what its {named.method} does"
+            yield Found(name, module, named.kind, digest, reason)
+        elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
+            found = _loss(name, module, device)
+            yield found
+            if not context.logits:
+                yield from _without_logits(found, device)
+        elif any(_ROTARY.match(word) for word in _globals_used(cls)):
+            yield _rotation(name, module, device, id(module) in context.gathered, proofs)
+        return
+    digest = methods[rule.method][0]
+    here = next((p.device.type for p in module.parameters()), device)
+    reason = _refusal(module, rule.method, here, id(module) in context.gathered)
+    if reason:
+        yield Found(name, module, rule.kind, digest, reason)
+        return
+    names = rule.known[digest]
+    key = (here, state_of(module))
+    if key not in proofs:
+        proofs[key] = _prove(rule, module, digest, here)
+    child: Any = type(module._modules.get(rule.child(names)))
+    read = (source_of(child),) if issubclass(child, Module) and isinstance(proofs[key], Exact) else ()
+    yield Found(name, module, rule.kind, digest, proofs[key], sources=read)
 
 
 def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
@@ -221,7 +243,11 @@ def fsdp_units(model: Module) -> list[Any]:
 
 
 def is_sharded(module: Module, *, recurse: bool = False) -> bool:
-    """Whether a parameter is a DTensor."""
+    """Whether a parameter is a DTensor or, with ``recurse``, part of a flat one, which FSDP writes back to."""
+    if recurse and any(
+        base.__name__ == "FullyShardedDataParallel" for m in module.modules() for base in type(m).__mro__
+    ):
+        return True
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return dtensor is not None and any(isinstance(p, dtensor) for p in module.parameters(recurse=recurse))
 

@@ -32,7 +32,8 @@ class Comparison:
     """The largest difference of one output between the untouched and the adopted model, and the model's own noise.
 
     The noise is the largest difference that the untouched model shows if its batch is turned round or its dtype is
-    wider, and at least the resolution of the dtype at the largest element. Two results that are each within the noise
+    wider, or each replaced module errs as much as its proof allows; and at least the resolution of the dtype at the
+    largest element. Two results that are each within the noise
     of the exact one may be two noises apart, so an output may differ by that, and the worst of all gradients by four.
     """
 
@@ -51,7 +52,8 @@ class Comparison:
 class Report:
     """What :func:`precast.adopt` did. ``print(report)`` shows it on one screen; ``report.json()`` is for keeping.
 
-    ``undone`` says why everything was put back, or is empty.
+    ``undone`` says why everything was put back, or is empty. ``lost`` names what calls of the model changed and
+    could not be put back.
     """
 
     model: str
@@ -64,17 +66,30 @@ class Report:
     versions: tuple[tuple[str, str], ...]
     device: str
     seconds: float
+    lost: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every comparison holds and nothing was put back, except after a dry run."""
-        return not self.undone and all(one.holds for one in self.compared)
+        """Whether there are comparisons and all hold, or nothing was there to replace."""
+        evidence = self.compared or not self.replaced
+        return bool(evidence) and not self.undone and all(one.holds for one in self.compared)
 
     @property
-    def _fate(self) -> str:
+    def why_not(self) -> str:
+        """Why it is not ``ok``, or nothing."""
+        if self.ok:
+            return ""
+        return self.undone or ("a comparison fails" if self.compared else "nothing was compared")
+
+    @property
+    def verdict(self) -> str:
+        """What became of the model, in a few words."""
         if self.undone:
-            return "left as it was"
-        return "would be adopted" if self.dry_run else "adopted"
+            return "left as it was" if not self.lost else "undone, but a call changed it"
+        if not self.replaced:
+            return "nothing to adopt"
+        adopted = "would be adopted" if self.dry_run else "adopted"
+        return adopted if self.compared else f"{adopted} by its proofs, NOT COMPARED"
 
     def json(self) -> str:
         """The certificate as JSON with sorted keys. Later versions of the package only add keys."""
@@ -84,7 +99,7 @@ class Report:
         return json.dumps(facts | {"versions": dict(self.versions)}, indent=1, sort_keys=True)
 
     def __str__(self) -> str:
-        lines = [f"{self.model} on {self.device}: {self._fate}"]
+        lines = [f"{self.model} on {self.device}: {self.verdict}"]
         if self.undone:
             lines.append(f"  undone: {self.undone}")
         lines += _groups("replaced", self.replaced) + _groups("left alone", self.left)
@@ -120,6 +135,7 @@ def parse(text: str) -> Report:
             versions=tuple(sorted(facts["versions"].items())),
             device=str(facts["device"]),
             seconds=float(facts["seconds"]),
+            lost=tuple(facts.get("lost", ())),
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a report of precast.adopt: {type(error).__name__}: {error}") from error

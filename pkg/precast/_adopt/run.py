@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import Module
 
 from precast._adopt import compare, instances, recognise, samples
+from precast._adopt.measured import Batch, Measured, measure, without_logits
+from precast._adopt.noise import noises
 from precast._adopt.probe import recheck
+from precast._adopt.quiet import quiet, quiet_process
 from precast._adopt.recognise import Exact
 from precast._adopt.report import Comparison, Group, Report
 from precast._adopt.rules import RULES, Rule
 from precast._adopt.source import Sources
+from precast._adopt.state import State, Unkept, attempted
 from precast._version import __version__
+
+_Exact = list[tuple[recognise.Found, Exact]]
 
 
 def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True) -> Report:
@@ -32,7 +40,11 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
     Then the outputs and gradients of a sample batch are compared with the untouched model's: with a padding mask, from
     a cache, with ``num_items_in_batch``, with each parameter hidden outside its module's forward. If an output differs
     by more than two noises of the untouched model, or a gradient by more than four, everything is put back. The noise
-    is what the untouched model shows with its batch in another order and in a wider dtype, in a copy of it.
+    is what the untouched model shows with its batch in another order, in a wider dtype in a copy of it, and if each
+    replaced module errs as much as the probe allows. What the untouched model raises is in ``report.not_compared``.
+
+    All that these calls write is put back: buffers, attributes, children, classes, the sample, random states. Hooks of
+    torch and of packages that models are made of are called, because they compute; hooks of others are not.
 
     Args:
         model: the model, with its weights, on a CPU or an NVIDIA GPU. Adopt it after it has its device and before
@@ -44,11 +56,12 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
             :func:`precast.ops.linear_cross_entropy`, which never has all of them.
 
     Returns:
-        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether all
-        comparisons hold. If not, the model is as it was and ``report.undone`` says why.
+        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether there
+        are comparisons and all hold. If one fails, the model is as it was and ``report.undone`` says why. If none could
+        be made, the model is adopted by its proofs alone, and ``report.ok`` is False.
 
     Raises:
-        TypeError: ``model`` is not a module.
+        TypeError: ``model`` is not a module. Nothing else is raised, whatever the model and the sample do.
 
     Example::
 
@@ -82,54 +95,121 @@ def undo_adopt(model: Module) -> int:
     return sum(map(instances.restore, model.modules()))
 
 
-@torch.inference_mode(False)
 def adopt_by(
     rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True
 ) -> Report:
     """:func:`adopt` by these rules."""
     recognise.require_module("adopt", model)
     started = time.perf_counter()
-    found = list(recognise.examine(model, rules, logits=logits))
-    exact = [(one, one.fate) for one in found if isinstance(one.fate, Exact)]
     bare = getattr(model, "module", model) if type(model).__name__ == "DistributedDataParallel" else model
-    batch = samples.sample(bare) if sample is None else samples.named(bare, sample)
-    missing: list[str] = []
-    if batch is None:
-        missing.append("no outputs: precast.adopt(model, sample) takes the arguments of a call")
-    classes = {type(module): _attributes(type(module)) for module in model.modules()}
-    untouched = None if batch is None or not exact else compare.measure(bare, batch)
-    noises: list[compare.Measured] = []
-    if batch is not None and untouched is not None:
-        noises, reasons = compare.noises(bare, batch, untouched)
-        missing += [*untouched.missing, *reasons]
-        if "labels" in batch and any(one.kind == "logits" for one, _ in exact):
-            missing.append("logits of calls with labels: there are none")
-            untouched = compare.without_logits(untouched)
-    compared: tuple[Comparison, ...] = ()
-    kept = False
-    try:
-        for one, fate in exact:
-            instances.put(one.module, fate.attribute, fate.bind(one.module))
-        if batch is not None and untouched is not None:
-            compared = compare.compare(untouched, compare.measure(bare, batch), noises)
-        undone = _verdict(exact, compared, [cls for cls, before in classes.items() if _attributes(cls) != before])
-        kept = not (undone or dry_run)
-    finally:
-        if not kept:
-            for one, fate in exact:
-                instances.take(one.module, fate.attribute)
+    with quiet_process(), torch.inference_mode(False):
+        try:
+            state, unkept = State(bare, sample), ""
+        except Unkept as error:
+            state, unkept = State(), f"no outputs: {error}"
+        found = list(recognise.examine(model, rules, logits=logits))
+        exact = [(one, one.fate) for one in found if isinstance(one.fate, Exact)]
+        with quiet(bare, state.fill) as silent:
+            before, missing = (_NOTHING, [unkept]) if unkept else (_NOTHING, [])
+            if exact and not unkept:
+                before, missing = _examined(bare, sample, state, exact)
+            compared, undone = _replaced(bare, exact, before, state, dry_run=dry_run)
+        lost = state.lost()
+        if lost and not undone:
+            undone = f"a call of the model wrote {lost[0]}, and it cannot be put back"
+            _patch(state, exact, bind=False)
     return Report(
         model=_name(type(bare)),
         replaced=_groups(one for one in found if isinstance(one.fate, Exact)),
         left=_groups(one for one in found if not isinstance(one.fate, Exact)),
         compared=compared,
-        not_compared=tuple(missing),
+        not_compared=(*missing, *(silent if before.found else ())),
         undone=undone,
         dry_run=dry_run,
         versions=versions(type(module) for module in model.modules()),
         device=device_name(model),
         seconds=round(time.perf_counter() - started, 3),
+        lost=lost,
     )
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The untouched model on a batch; ``found`` is None if there is nothing to compare."""
+
+    batch: Batch
+    found: Measured | None
+    noises: list[Measured]
+
+
+_NOTHING = _Before({}, None, [])
+
+
+def _examined(model: Module, sample: Any, state: State, exact: _Exact) -> tuple[_Before, list[str]]:
+    """What the untouched model computes, and what cannot be compared."""
+    if sample is None:
+        made, reason = attempted(lambda: samples.sample(model))
+        if made is None:
+            return _NOTHING, [f"no outputs: {reason or 'precast.adopt(model, sample) takes the arguments of a call'}"]
+        batches: Iterable[Batch] = samples.variants(made)
+    else:
+        batches = [samples.named(model, sample)]
+    found, first = None, ""
+    for batch in batches:
+        found = measure(model, batch, state)
+        if "outputs" not in found.failed:
+            break
+        first = first or found.failed["outputs"]
+    if found is None or "outputs" in found.failed:
+        whose = "the sample" if sample is not None else "a random sample"
+        return _NOTHING, [f"no outputs: the untouched model does not take {whose}: {first}"]
+    if not found.outputs:
+        return _NOTHING, ["no outputs: the model returns no floating-point tensors"]
+    state.watches = False  # what a call writes is known now
+    around, reasons = noises(model, batch, found, state, [(one.module, fate) for one, fate in exact])
+    missing = [*found.missing, *(f"{name}: no element is finite" for name in compare.endless(found)), *reasons]
+    if "labels" in batch and any(one.kind == "logits" for one, _ in exact):
+        missing.append("logits of calls with labels: there are none")
+        found = without_logits(found)
+    return _Before(batch, found, around), missing
+
+
+def _replaced(
+    model: Module, exact: _Exact, before: _Before, state: State, *, dry_run: bool
+) -> tuple[tuple[Comparison, ...], str]:
+    """Replace, compare, and undo it if that fails, with the reason."""
+    compared: tuple[Comparison, ...] = ()
+    kept, changed = False, set(state.changed_classes)
+    try:
+        _patch(state, exact, bind=True)
+        state.put_back()
+        adopted = None
+        if before.found is not None:
+            adopted = measure(model, before.batch, state)
+            compared = compare.compare(before.found, adopted, before.noises)
+        undone = _verdict(exact, compared, state.changed_classes - changed, _worse(before.found, adopted))
+        kept = not (undone or dry_run)
+    finally:
+        if not kept:
+            _patch(state, exact, bind=False)
+        state.put_back()
+    return compared, undone
+
+
+def _patch(state: State, exact: _Exact, *, bind: bool) -> None:
+    for one, fate in exact:
+        with state.patching(one.module):
+            if bind:
+                instances.put(one.module, fate.attribute, fate.bind(one.module))
+            else:
+                instances.take(one.module, fate.attribute)
+
+
+def _worse(untouched: Measured | None, adopted: Measured | None) -> str:
+    """What the adopted model cannot do, and the untouched one can."""
+    if untouched is None or adopted is None:
+        return ""
+    return next((f"{what}: {why}" for what, why in adopted.failed.items() if what not in untouched.failed), "")
 
 
 def versions(classes: Iterable[type[Any]]) -> tuple[tuple[str, str], ...]:
@@ -145,26 +225,23 @@ def device_name(model: Module) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _verdict(
-    exact: list[tuple[recognise.Found, Exact]], compared: tuple[Comparison, ...], changed: list[type[Module]]
-) -> str:
+def _verdict(exact: _Exact, compared: tuple[Comparison, ...], changed: set[type[Any]], worse: str) -> str:
     """Why everything must be put back, or nothing."""
     if changed:
-        return f"the class {changed[0].__qualname__} was changed, and so were all its instances"
+        return f"the class {changed.pop().__qualname__} was changed, and so were all its instances"
     for one, fate in {id(fate): (one, fate) for one, fate in exact}.values():
         bound: Any = one.module.__dict__[fate.attribute]
         wrong = recheck(fate.trials, bound, fate.device) if fate.trials is not None else ""
         if wrong:
             return f"{one.name} rounds in another order: {wrong}"
-    failed = next((one for one in compared if not one.holds), None)
-    if failed is None:
+    failed = [one for one in compared if not one.holds]
+    differs = next((one for one in failed if not math.isnan(one.difference)), None)
+    if worse and differs is None:
+        return f"{worse}, which does not happen in the untouched model"
+    if not failed:
         return ""
-    return f"{failed.output} differs by {failed.difference:.2g}, and the model's own noise is {failed.noise:.2g}"
-
-
-def _attributes(cls: type[Any]) -> dict[str, Any]:
-    """What a class defines, without the list that the first copy of an instance writes down."""
-    return {name: value for name, value in vars(cls).items() if name != "__slotnames__"}
+    first = differs or failed[0]
+    return f"{first.output} differs by {first.difference:.2g}, and the model's own noise is {first.noise:.2g}"
 
 
 def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:

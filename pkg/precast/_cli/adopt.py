@@ -30,7 +30,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return 0 if the certificate is good, or still is."""
+    """Return 0 if the certificate is good, or still is: 1 also if nothing could be compared."""
     _require_torch()
     from precast._adopt import command
 
@@ -72,7 +72,5 @@ def _check(path: Path, *, as_json: bool) -> int:
         output.say("\n".join([f"{path} does not hold here:", *(f"  {line}" for line in drift)]))
         output.say("  fix     1) run precast.adopt(model) again")
     else:
-        output.say(
-            f"{path} holds here" if report.ok else f"{path} was never good: {report.undone or 'a comparison fails'}"
-        )
+        output.say(f"{path} holds here" if report.ok else f"{path} was never good: {report.why_not}")
     return status.GOOD if report.ok and not drift else status.NO
