@@ -272,8 +272,8 @@ def test_linked_libraries_are_part_of_the_verdict_and_of_the_manylinux_policy(
     here = probe.probe_host(Settings(), gpus=False).torch
     assert here is not None
     machine = xray_verdict.Machine(torch=replace(here.version, local=""))
-    assert xray_verdict.overall(xray.read(wheel), machine) == "yes"
-    assert xray_verdict.overall(xray.read(wheel), replace(machine, glibc=Release(2, 1))) == "no"
+    assert xray_verdict.overall(xray.read(wheel), machine).answer == "yes"
+    assert xray_verdict.overall(xray.read(wheel), replace(machine, glibc=Release(2, 1))).answer == "no"
 
 
 def test_a_library_that_only_ctypes_can_open_stays_where_it_is(

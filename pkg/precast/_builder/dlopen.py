@@ -6,6 +6,7 @@ must be what was read here through the section table; otherwise nothing that was
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from precast._abi.value import value
@@ -15,9 +16,11 @@ from precast._builder import elf
 # glibc 2.41 refuses to open a library that wants an executable stack.
 STRICT_STACK = Release(2, 41)
 _LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551
-_EXECUTABLE, _PAGE = 1, 4096
+_EXECUTABLE, _WRITABLE, _PAGE = 1, 2, 4096
+_WEAK = "libc.so.6", ""
 _SYSTEM_V, _GNU, _NEWEST_GNU = 0, 3, 3
 _SEGMENT_BYTES = 56
+_MOST_MEMORY = 64 << 30  # a machine may refuse more
 _DT_FLAGS_1 = 0x6FFFFFFB
 _NO_OPEN, _PROGRAM = 0x40, 0x8000000  # DF_1_NOOPEN, DF_1_PIE
 
@@ -34,11 +37,13 @@ _NAMED = {
     ("libstdc++.so.6", "CXXABI_TM_1"),
     ("libstdc++.so.6", "CXXABI_FLOAT128"),
     ("libgomp.so.1", "GOMP_PLUGIN_1.0"),
-    ("libc.so.6", "GLIBC_ABI_DT_RELR"),
+    ("libc.so.6", elf.OF_RELR),
 }
 _GLIBC = {f"lib{name}.so.{number}" for name, number in (
     ("c", 6), ("m", 6), ("dl", 2), ("rt", 1), ("pthread", 0), ("util", 1), ("resolv", 2), ("nsl", 1), ("crypt", 1),
     ("anl", 1), ("mvec", 1), ("BrokenLocale", 1))} | {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}  # fmt: skip
+# Names that every Python process has; libraries that were linked without libdl or libpthread name no version of them.
+_OF_PYTHON = re.compile(r"dl(?:open|close|sym|vsym|error|addr1?|info|mopen)|(?:pthread|sem)_\w+")
 
 
 @value(frozen=True)
@@ -50,18 +55,21 @@ class Opening:
     executable_stack: bool = False
 
 
-def read(data: bytes) -> Opening:
-    """Judge the header, the program table and the dynamic entries of a shared library. ElfError if they are damaged."""
+def read(data: bytes, versions: tuple[tuple[str, str], ...] = ()) -> Opening:
+    """Judge the header, the program table and the dynamic entries of a shared library. ElfError if they are damaged.
+
+    ``versions`` are the (file, version) that it needs.
+    """
     layout = elf.read_layout(data)
     stacks = [segment for segment in layout.segments if segment.kind == _STACK]
     # A file without such a segment is taken for one from before it was invented.
     executable = bool(stacks[-1].flags & _EXECUTABLE) if stacks else bool(layout.segments)
-    return Opening(next(_refused(layout), ""), next(_unsure(layout), ""), executable)
+    return Opening(next(_refused(layout, versions), ""), next(_unsure(layout, versions), ""), executable)
 
 
 def known(file: str, version: str) -> bool:
     """Whether the system's library of that name is known to offer a version. The user names that of glibc."""
-    if (file, version) in _NAMED or version == file:  # CUDA's libraries have one version, of their own name
+    if (file, version) in _NAMED or version in ("", file):  # CUDA's libraries have one version, of their own name
         return True
     if file in _GLIBC:
         return elf.numbered(version, "GLIBC_") is not None
@@ -69,7 +77,12 @@ def known(file: str, version: str) -> bool:
     return any(number is not None and number <= most for number, most in found)
 
 
-def _refused(layout: elf.Layout) -> Iterator[str]:
+def offers(file: str, name: str) -> bool:
+    """Whether that library may define a name without a version. Those of the system have a version for each name."""
+    return file not in (*_GLIBC, *_NEWEST) or _OF_PYTHON.fullmatch(name) is not None
+
+
+def _refused(layout: elf.Layout, versions: tuple[tuple[str, str], ...]) -> Iterator[str]:
     header = layout.header
     if header[6] != 1 or header[20:24] != b"\1\0\0\0":
         yield "the version of the file's format is not 1"
@@ -85,22 +98,25 @@ def _refused(layout: elf.Layout) -> Iterator[str]:
     if not any(segment.kind == _DYNAMIC for segment in layout.segments):
         yield "it has no dynamic segment"
     for segment in loads:
-        if segment.align % _PAGE or (segment.address - segment.offset) & (segment.align - 1):
+        if (segment.address - segment.offset) % _PAGE:
             yield f"the segment at byte {segment.offset} is not aligned to pages"
-    flags = dict(layout.dynamic).get(_DT_FLAGS_1, 0)
+    dynamic = dict(layout.dynamic)
+    if elf.DT_RELR in dynamic and versions and {("libc.so.6", elf.OF_RELR), _WEAK}.isdisjoint(versions):
+        yield f"it has relative relocations (DT_RELR), and does not need {elf.OF_RELR} for them"
+    flags = dynamic.get(_DT_FLAGS_1, 0)
     if flags & _NO_OPEN:
         yield "it says that it must not be opened"
     if flags & _PROGRAM:
         yield "it is a program, not a library"
 
 
-def _unsure(layout: elf.Layout) -> Iterator[str]:
+def _unsure(layout: elf.Layout, versions: tuple[tuple[str, str], ...]) -> Iterator[str]:
     """Where the program table leads the loader to other bytes than the section table led us."""
-    mapped = [segment.offset for segment in layout.segments if segment.kind == _DYNAMIC]
+    mapped = [segment for segment in layout.segments if segment.kind == _DYNAMIC]
     dynamic = dict(layout.dynamic)
     for tag, place in layout.places:
         if tag == elf.DYNAMIC:
-            at = mapped[-1] if mapped else place
+            at = _offset(layout, mapped[-1].address) if mapped else place
         elif tag in dynamic:
             at = _offset(layout, dynamic[tag])
         else:
@@ -108,8 +124,23 @@ def _unsure(layout: elf.Layout) -> Iterator[str]:
         if at != place:
             yield "its section table and its program table do not agree"
     for segment in layout.segments:
-        if segment.kind == _LOAD and segment.memory_size < segment.file_size:
-            yield f"the segment at byte {segment.offset} is smaller in memory than in the file"
+        where, size = f"the segment at byte {segment.offset}", segment.memory_size
+        if segment.kind == _LOAD and segment.align % _PAGE:  # older glibcs refuse it
+            yield f"{where} has an alignment of {segment.align} bytes"
+        if segment.kind == _LOAD and not segment.file_size <= size <= _MOST_MEMORY:
+            yield f"{where} takes {size} bytes of memory for {segment.file_size} of the file"
+        if segment.kind == _DYNAMIC and size != segment.file_size:
+            yield f"{where} has {segment.file_size} bytes, and {size} in memory"
+        if segment.kind == _LOAD and not segment.flags & _WRITABLE and _holds(segment, mapped):
+            yield f"{where} has the dynamic entries, which the loader writes to, and is read-only"
+    if elf.DT_RELR in dynamic and versions and ("libc.so.6", elf.OF_RELR) not in versions:
+        yield f"nothing says whether its need of {elf.OF_RELR} may stay open"
+
+
+def _holds(load: elf.Segment, dynamic: list[elf.Segment]) -> bool:
+    """Whether a segment has the dynamic entries, and they say that they are written to."""
+    inside = (one for one in dynamic if one.flags & _WRITABLE)
+    return any(load.address <= one.address < load.address + load.memory_size for one in inside)
 
 
 def _offset(layout: elf.Layout, address: int) -> int | None:

@@ -21,16 +21,15 @@ EM_CUDA = 190
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 8, 6, 11
-_SHT_VERDEF, _SHT_VERNEED, _SHT_CUDA_INFO = 0x6FFFFFFD, 0x6FFFFFFE, 0x70000000
+_SHT_VERDEF, _SHT_VERNEED, _SHT_VERSYM, _SHT_CUDA_INFO = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF, 0x70000000
 _SIZED = 4  # of .nv.info: an entry that states its size
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # what such an entry says of a function
-_DT_NEEDED, _DT_SONAME, _DT_RELR = 1, 14, 36
+_DT_NEEDED, _DT_SONAME, DT_RELR = 1, 14, 36
 DYNAMIC, DT_STRTAB, DT_SYMTAB, DT_VERNEED = 0, 5, 6, 0x6FFFFFFE  # of a layout; the first is the dynamic section
-_STT_GNU_IFUNC = 10
+_STT_GNU_IFUNC, _STB_GLOBAL = 10, 1
 _WEAK_VERSION = 2  # the dynamic loader only warns where such a version is missing
-# Versions of glibc that have no number, and the release that brought them.
-_GLIBC_NAMED = {"GLIBC_ABI_DT_RELR": (2, 36)}
-_RELR_SINCE = 2, 36
+# The version of libc.so.6 that a library with DT_RELR needs, and the glibc that brought both.
+OF_RELR, _RELR_SINCE = "GLIBC_ABI_DT_RELR", (2, 36)
 _OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
 # The bit of `sm_XXa` in e_flags. NVRTC 12.8 and 12.9 set the second one; 13.0 and 13.2 leave it unset.
 _ACCELERATED_12, _ACCELERATED_13 = 0x800, 0x8
@@ -52,7 +51,8 @@ class CubinHeader:
 class ElfInfo:
     """The needs of a shared library; ``glibc`` and ``glibcxx`` are the newest symbol versions it needs, () for none.
 
-    ``versions`` has all that it needs, as (file, version), and ``offered`` those that it defines for others.
+    ``versions`` has all that it needs, as (file, version), with "" for one that may be missing; ``offered`` those that
+    it defines. ``anywhere`` has the undefined names that no version ties to a file, without those that may be missing.
     """
 
     machine: str
@@ -64,6 +64,7 @@ class ElfInfo:
     exported: frozenset[str]
     versions: tuple[tuple[str, str], ...] = ()
     offered: frozenset[str] = frozenset()
+    anywhere: frozenset[str] = frozenset()
 
 
 @value(frozen=True)
@@ -244,17 +245,19 @@ def read_shared_object(data: Data) -> ElfInfo:
     needed, soname, relative = _dynamic(elf)
     versions = tuple(dict.fromkeys(_needed_versions(elf)))
     names = [version for _, version in versions]
-    undefined, exported = _symbols(elf)
+    relative = _RELR_SINCE if OF_RELR in names else relative
+    undefined, exported, anywhere = _symbols(elf)
     return ElfInfo(
         machine=MACHINES[elf.machine],
         soname=soname,
         needed=needed,
-        glibc=max(_ceiling("GLIBC_", names), relative, *(_GLIBC_NAMED.get(name, ()) for name in names), ()),
+        glibc=max(_ceiling("GLIBC_", names), relative),
         glibcxx=_ceiling("GLIBCXX_", names),
         undefined=undefined,
         exported=exported,
         versions=versions,
         offered=frozenset(_offered_versions(elf)),
+        anywhere=anywhere,
     )
 
 
@@ -284,7 +287,7 @@ def read_sections(data: bytes, names: Collection[str]) -> dict[str, tuple[int, m
 
 def read_symbols(data: bytes) -> Iterator[Symbol]:
     """The functions and objects that a shared library defines for others."""
-    for name, info, section, address in _dynamic_symbols(_Elf(data)):
+    for _, name, info, section, address in _dynamic_symbols(_Elf(data)):
         if section and info >> 4:
             yield Symbol(name, address, info & 15 == _STT_GNU_IFUNC)
 
@@ -299,7 +302,7 @@ def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None, tuple[int, ...]]:
             needed.append(elf.string(strings, content))
         elif tag == _DT_SONAME:
             soname = elf.string(strings, content)
-        elif tag == _DT_RELR:
+        elif tag == DT_RELR:
             glibc = _RELR_SINCE
     return tuple(needed), soname, glibc
 
@@ -316,35 +319,38 @@ def _entries(elf: _Elf) -> Iterator[tuple[int, int]]:
         yield tag, content
 
 
-def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str]]:
-    undefined, exported = set(), set()
-    for name, info, section, _ in _dynamic_symbols(elf):
+def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    undefined, exported, anywhere = set(), set(), set()
+    versions = next(elf.of_kind(_SHT_VERSYM), None)
+    for index, name, info, section, _ in _dynamic_symbols(elf):
         if section == 0:
             undefined.add(name)
+            tied = versions is not None and elf.unpack("<H", versions.offset + 2 * index)[0] & 0x7FFF > 1
+            if not tied and info >> 4 == _STB_GLOBAL:
+                anywhere.add(name)
         elif info >> 4 != 0:  # a local symbol is not exported
             exported.add(name)
-    return frozenset(undefined), frozenset(exported)
+    return frozenset(undefined), frozenset(exported), frozenset(anywhere)
 
 
-def _dynamic_symbols(elf: _Elf) -> Iterator[tuple[str, int, int, int]]:
-    """Name, type and binding, section and address of each dynamic symbol."""
+def _dynamic_symbols(elf: _Elf) -> Iterator[tuple[int, str, int, int, int]]:
+    """Index, name, type and binding, section and address of each dynamic symbol."""
     for table in elf.of_kind(_SHT_DYNSYM):
         strings = elf.strings_of(table)
         for offset in range(table.offset, table.offset + table.size, 24):
             name, info, _, section, address = elf.unpack("<IBBHQ", offset)
             if not name:
                 continue
-            yield elf.string(strings, name), info, section, address
+            yield (offset - table.offset) // 24, elf.string(strings, name), info, section, address
 
 
 def _needed_versions(elf: _Elf) -> Iterator[tuple[str, str]]:
-    """Each (file, version) in .gnu.version_r, a list of files with a list of versions each."""
+    """Each (file, version) in .gnu.version_r, a list of files with a list of versions each; "" for a weak need."""
     for table in elf.of_kind(_SHT_VERNEED):
         strings = elf.strings_of(table)
         for at, (_, count, file, aux, _) in _listed(elf, table, table.offset, table.info, "<HHIII"):
             for _, (_, flags, _, name, _) in _listed(elf, table, at + aux, count, "<IHHII"):
-                if not flags & _WEAK_VERSION:
-                    yield elf.string(strings, file), elf.string(strings, name)
+                yield elf.string(strings, file), "" if flags & _WEAK_VERSION else elf.string(strings, name)
 
 
 def _offered_versions(elf: _Elf) -> Iterator[str]:

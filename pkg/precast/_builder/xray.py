@@ -38,8 +38,8 @@ _LIBRARY = re.compile(r"[^/]+\.so(?:\.\d+)*")
 _MANIFEST = re.compile(r"(?:.*/)?_C/build_info\.json")
 # "2.9" in torch's own labels: +pt29cu128, +cu130torch2.13, +cu126.torch2.9
 _OF_LOCAL = re.compile(r"(?:pt|torch)(\d)\.?(\d+)")
-# A folder or a file of a library for one torch: torch-2.10, libops_pt2.9.so, torch2_8
-_OF_PATH = re.compile(r"(?<![a-z])(?:pt|(?:py)?torch)[-_.]?(\d)[._](\d+)(?!\d)")
+# A folder or a file of a library for one torch: torch-2.10, libops_pt2.9.so, ops_torch211
+_OF_PATH = re.compile(r"(?<![a-z])(?:pt|(?:py)?torch)[-_.]?([12])[._]?(\d{1,2})(?!\d)")
 _OF_REQUIREMENT = re.compile(r"torch\s*\(?\s*(?:==|~=)\s*(\d+)\.(\d+)")
 
 
@@ -216,10 +216,10 @@ def _library(where: str, file: _File, tag: tuple[str, str, str] | None) -> Libra
 
 
 def _with_provided(libraries: list[Library]) -> Iterator[Library]:
-    """The libraries, each with the names of torch's kind that others define: they are not torch's to have."""
+    """The libraries, each with the names that others of the wheel define for it."""
     defined: dict[str, set[str]] = {}
     for one in libraries:
-        for name in filter(torch_names.is_recorded, one.info.exported):
+        for name in one.info.exported:
             defined.setdefault(name, set()).add(one.path)
     for one in libraries:
         others = (name for name in one.info.undefined if defined.get(name, set()) - {one.path})
@@ -253,7 +253,7 @@ def library(path: str, data: bytes, tag: tuple[str, str, str] | None) -> Library
         code,
         cpu,
         error,
-        dlopen.read(data),
+        dlopen.read(data, info.versions),
         stated=None if of_torch is None else Release(int(of_torch[1]), int(of_torch[2])),
     )
 

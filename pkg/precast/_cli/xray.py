@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.version import Release, TorchVersion
-from precast._builder import torch_names, xray, xray_verdict
+from precast._builder import alternatives, torch_names, xray, xray_problems, xray_verdict
 from precast._cli import output, status
 
 if TYPE_CHECKING:
@@ -53,14 +53,22 @@ def examine(contents: Contents, machine: xray_verdict.Machine) -> dict[str, Any]
     libraries = [_library(contents, one, machine if asked else None) for one in contents.libraries]
     problems = [
         {"check": one.check, "where": one.where, "wanted": one.wanted, "found": one.found}
-        for one in xray_verdict.problems(contents)
+        for one in xray_problems.problems(contents)
     ]
+    whole = xray_verdict.overall(contents, machine)
     return {
-        "schema": 1,
+        "schema": 2,
         "file": contents.name,
-        "answer": xray_verdict.overall(contents, machine) if asked else None,
+        "answer": whole.answer if asked else None,
+        "why": list(whole.why) if asked else [],
+        "works_by": list(whole.by) if asked else [],
         "stated_torch": None if contents.stated is None else str(contents.stated),
         "images": [str(image) for image in contents.images],
+        "alternatives": [
+            {"libraries": [one.path for one in group.libraries], "why": group.why}
+            for group in alternatives.groups(contents)
+            if len(group.libraries) > 1
+        ],
         "libraries": libraries,
         "problems": problems,
     }
@@ -73,6 +81,8 @@ def to_text(facts: dict[str, Any]) -> str:
         lines.append(f"  its metadata say torch {facts['stated_torch']}")
     if facts["images"]:
         lines.append(f"  device code behind a manifest: {' '.join(facts['images'])}")
+    for group in facts["alternatives"]:
+        lines.append(f"  one is enough of {', '.join(group['libraries'])}: {group['why']}")
     for library in facts["libraries"]:
         lines += ["", library["path"]]
         lines += [f"  {line}" for line in output.table(list(_rows(library)))]
@@ -84,11 +94,16 @@ def to_text(facts: dict[str, Any]) -> str:
             f"  found   {one['found']}",
         ]
     if facts["answer"] is not None:
-        lines += ["", f"on that machine: {_ANSWERS[facts['answer']]}"]
+        by = f" by {', '.join(facts['works_by'])}" if facts["works_by"] else ""
+        lines += ["", f"on that machine: {_ANSWERS[facts['answer']]}{by}", *(f"  {why}" for why in facts["why"])]
     return "\n".join(lines)
 
 
-_ANSWERS = {"yes": "works", "no": "does not work", "unknown": "its names are there, but nothing says that it works"}
+_ANSWERS = {
+    "yes": "works",
+    "no": "does not work",
+    "unknown": "nothing known is against it, but not everything is known",
+}
 
 
 def _library(contents: Contents, one: Library, machine: xray_verdict.Machine | None) -> dict[str, Any]:
