@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.version import Release
-from precast._builder import dlopen, xray, xray_verdict
+from precast._builder import dlopen, verdicts, xray, xray_verdict
 from precast.errors import KernelError
 from tests.kit import spawn
 from tests.kit.elves import Library
@@ -127,7 +127,7 @@ def answer(path: Path, glibc: Release) -> str:
         contents = xray.read(path)
     except KernelError as error:
         return said(error)
-    return xray_verdict.overall(contents, xray_verdict.Machine(glibc=glibc)).answer
+    return xray_verdict.overall(contents, verdicts.Machine(glibc=glibc)).answer
 
 
 def said(error: KernelError) -> str:

@@ -78,8 +78,8 @@ def known(file: str, version: str) -> bool:
 
 
 def offers(file: str, name: str) -> bool:
-    """Whether that library may define a name without a version. Those of the system have a version for each name."""
-    return file not in (*_GLIBC, *_NEWEST) or _OF_PYTHON.fullmatch(name) is not None
+    """Whether that library may define a name without a version. All but zlib have a version for each name."""
+    return file not in {*_GLIBC, *_NEWEST} - {"libz.so.1"} or _OF_PYTHON.fullmatch(name) is not None
 
 
 def _refused(layout: elf.Layout, versions: tuple[tuple[str, str], ...]) -> Iterator[str]:

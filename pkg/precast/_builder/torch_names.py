@@ -28,6 +28,8 @@ _INTERNAL = re.compile(
     r"6sparse|4_ops\d+\w*?10redispatch)|3c10(?:10Dispatcher\d|4impl8OperatorE)|"
     r"5torch(?:3jit|2nn|4lazy|5optim|11distributed|8inductor|8profiler|4data|8autograd9generated))"
 )
+# Names of builds for other GPUs, which are not on PyPI.
+_OTHER = re.compile(r"N[KVrRO]*(?:2at|3c10|5torch)(?:3xpu|3hip)(?=\d|[A-Z])|XPU|HIP")
 _PYTHON = re.compile(r"_Z\d+THP\w+|THP\w+")
 STRING = re.compile(r"__cxx11|Ss(?![a-z])")
 
@@ -45,7 +47,7 @@ def is_recorded(name: str) -> bool:
     """Whether a name that a library needs is of the kind that the table has."""
     if SHIM.fullmatch(name) or _PYTHON.match(name):
         return True
-    return _NESTED.match(name) is not None and _INTERNAL.search(name) is None
+    return _NESTED.match(name) is not None and _INTERNAL.search(name) is None and _OTHER.search(name) is None
 
 
 def digest(name: str) -> bytes:

@@ -12,76 +12,39 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
-from precast._abi.capability import ComputeCapability
 from precast._abi.decide import Case, choose_image, choose_library
 from precast._abi.decision import JIT_CANDIDATE, Need, Rejection
 from precast._abi.host import Gpu, Host, TorchInfo
 from precast._abi.label import Label
 from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import Exact, Stable
-from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._builder import alternatives, dlopen, torch_names
+from precast._builder import alternatives, dlopen, torch_names, xray_torch
+from precast._builder.verdicts import ORDER, YES, Machine, Verdict, worst
 from precast._builder.xray import Contents, Library
 
 # Libraries of torch, CUDA and OpenMP. A copy in the wheel would be loaded as a second one in the same process.
+_CUDA = (
+    r"(?:cuda|cudart|cudadevrt|cublas(?:Lt)?|cufft|cufftw|cufile|cufile_rdma|cupti|curand|cusolver|cusolverMg|cusparse"
+    r"|cusparseLt|cudnn\w*|cudss\w*|cutensor\w*|nvrtc(?:-builtins)?|nvJitLink|nvjpeg\w*|nvToolsExt|nvtx\w*|nvcomp\w*"
+    r"|nvblas|nvfatbin|nvptxcompiler|nvperf_\w+|nvshmem_\w+|nvidia-\w+|nvcuvid|npp\w+)"
+)
 FOREIGN = re.compile(
     r"lib((torch(_(cpu|cuda|cuda_linalg|hip|xpu|python|global_deps|nvshmem))?|c10(_cuda|_hip|_xpu)?|gomp|i?omp\d*)"
-    r"|cu[a-z]\w*|nv\w*|nccl\w*|stdc\+\+|gcc_s|python[\d.]*)([.-][\w.+-]*)?\.so[\w.-]*"
+    rf"|{_CUDA}|nccl\w*|stdc\+\+|gcc_s|python[\d.]*)([.-][\w.+-]*)?\.so[\w.-]*"
 )
 # A copy of a CUDA library under a name of its own, as auditwheel gives it. It is as safe as one linked statically.
-_OWN_COPY = re.compile(r"lib(cu[a-z]\w*|nv\w*)[.-][0-9a-f]{8}\.so[\w.-]*")
+_OWN_COPY = re.compile(rf"lib{_CUDA}[.-][0-9a-f]{{8}}\.so[\w.-]*")
 # What torch, CUDA's packages and the system provide (PEP 600's libraries, and Python's own).
 PROVIDED = re.compile(
     FOREIGN.pattern + r"|lib(c|m|dl|rt|pthread|util|nsl|resolv|z|expat|X11|Xext|Xrender|ICE|SM|GL|shm|mkl\w*"
     r"|gobject-2\.0|gthread-2\.0|glib-2\.0)\.so[\w.-]*|ld-linux[\w.-]*"
 )
-# The first driver branch with each CUDA version (CUDA Toolkit release notes, table 3).
-_BRANCHES = {525: (12, 0), 530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5), 560: (12, 6)}
-_BRANCHES |= {565: (12, 7), 570: (12, 8), 575: (12, 9), 580: (13, 0), 590: (13, 1), 595: (13, 2)}
-
-
-@value(frozen=True)
-class Machine:
-    """The machine that a user names; None for a part that must not matter."""
-
-    torch: TorchVersion | None = None
-    gpu: ComputeCapability | None = None
-    driver: CudaVersion | None = None
-    python: Release | None = None
-    glibc: Release | None = None
-
-
-@value(frozen=True)
-class Verdict:
-    """Whether something works on a machine: ``"yes"``, ``"no"`` or ``"unknown"``, with the reasons against it.
-
-    ``by`` names the libraries that serve, where a wheel has several of which one is enough.
-    """
-
-    answer: str
-    why: tuple[str, ...] = ()
-    by: tuple[str, ...] = ()
-
-
-_ORDER = ("no", "unknown", "yes")
-YES = Verdict("yes")
 
 
 def is_foreign(name: str) -> bool:
     """Whether a library in a wheel would be a second one of torch, CUDA or OpenMP in its process."""
     return FOREIGN.fullmatch(name) is not None and _OWN_COPY.fullmatch(name) is None
-
-
-def driver_version(text: str) -> CudaVersion:
-    """The CUDA version of a driver: of ``"580"``, ``"580.65.06"`` or ``"13.0"``. ValueError for anything else."""
-    branch = text.partition(".")[0]
-    if len(branch) == 3 and branch.isdecimal():
-        known = [cuda for first, cuda in _BRANCHES.items() if int(branch) >= first]
-        if known:
-            return CudaVersion(*known[-1])
-        raise ValueError(f"driver {text} is older than CUDA 12; wanted {min(_BRANCHES)} or newer")
-    return CudaVersion.parse(text)
 
 
 def host_file(library: Library, torch: Exact | None) -> HostFile | None:
@@ -121,14 +84,7 @@ def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
                 seen[name] = Verdict("unknown", (f"needs {name}, which is not in the wheel and not torch's",))
     own, *others = seen.items()
     linked = (Verdict(one.answer, tuple(f"{where}: {why}" for why in one.why)) for where, one in others)
-    return _worst((own[1], *linked))
-
-
-def _worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """What holds of several things that must all work: the worst answer, with its reasons."""
-    found = tuple(verdicts)
-    answer = min((one.answer for one in found), key=_ORDER.index, default="yes")
-    return Verdict(answer, tuple(dict.fromkeys(why for one in found if one.answer == answer for why in one.why)))
+    return worst((own[1], *linked))
 
 
 def _there(contents: Contents, library: Library) -> dict[str | None, Library]:
@@ -141,8 +97,29 @@ def _there(contents: Contents, library: Library) -> dict[str | None, Library]:
 
 
 def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
-    lacks = None if library.listed is not None else _torch(contents, library, machine.torch)
-    return _worst((*_loader(contents, library, machine), lacks or YES, _process(library, machine)))
+    own = (
+        ()
+        if library.listed is not None
+        else (xray_torch.judge(contents, library, machine.torch) or YES, _runtime(library, machine))
+    )
+    return worst((*_loader(contents, library, machine), *own, _process(library, machine)))
+
+
+def _runtime(library: Library, machine: Machine) -> Verdict:
+    """A CUDA runtime for a library that does not need torch: it may have a path to another one than torch's."""
+    wanted, torch = library.bound.cudart, machine.torch
+    if wanted is None or library.needs_torch or torch is None or not torch.local:
+        return YES
+    found = _cuda(torch)
+    if found is not None and found.major == wanted:
+        return YES
+    return Verdict("unknown", (f"needs libcudart.so.{wanted}, and torch {torch} brings another or none",))
+
+
+def _cuda(torch: TorchVersion) -> CudaVersion | None:
+    """The CUDA version in the local version of a torch."""
+    found = re.search(r"cu(\d\d)(\d+)", torch.local or "")
+    return CudaVersion(int(found[1]), int(found[2])) if found else None
 
 
 def _loader(contents: Contents, library: Library, machine: Machine) -> Iterator[Verdict]:
@@ -176,8 +153,14 @@ def _loader(contents: Contents, library: Library, machine: Machine) -> Iterator[
 def _process(library: Library, machine: Machine) -> Verdict:
     """What the decision of our own libraries says of this one."""
     torch = machine.torch or TorchVersion.parse("2.10.0")
-    cxx11 = library.cxx11 is not False if machine.torch is None else _has_cxx11(machine.torch, library.info.machine)
+    cxx11 = (
+        library.cxx11 is not False
+        if machine.torch is None
+        else xray_torch.has_cxx11(machine.torch, library.info.machine)
+    )
     file = library.listed or host_file(library, Exact(torch.release, cxx11))
+    if file is not None and library.listed is None and not library.needs_torch:
+        file = replace(file, cuda_major=None)  # _runtime() judges it
     if file is not None and (file.links or file.kind is HostKind.LINKED):  # each by itself; judge() follows the links
         file = replace(file, links=(), kind=HostKind.LIBRARY, families=file.families or ("linked",))
     if file is None:
@@ -224,14 +207,14 @@ def overall(contents: Contents, machine: Machine) -> Verdict:
         parts += [device(info, family, machine) for (_, family), info in families.items()]
     parts += [Verdict("unknown", (f"{where} cannot be read: {why}",)) for where, why in contents.unread]
     chosen = tuple(path for group, verdict in groups if len(group.libraries) > 1 for path in verdict.by)
-    whole = _worst(parts)
+    whole = worst(parts)
     return replace(whole, by=chosen if whole.answer == "yes" else ())
 
 
 def _best(contents: Contents, group: alternatives.Group, machine: Machine) -> Verdict:
     """Whether one of several libraries that stand for each other works, and which one."""
     found = [(one, judge(contents, one, machine)) for one in group.libraries]
-    library, best = max(found, key=lambda pair: _ORDER.index(pair[1].answer))
+    library, best = max(found, key=lambda pair: ORDER.index(pair[1].answer))
     others = _others_import(contents, group, machine)
     if best.answer == "no" and others and all(_of_another_python(one, machine) for one in group.libraries):
         return Verdict("unknown", (f"{library.path} is for another Python, and nothing says what needs it",))
@@ -251,54 +234,13 @@ def _others_import(contents: Contents, group: alternatives.Group, machine: Machi
     return any(not _of_another_python(one, machine) for one in others)
 
 
-def _torch(contents: Contents, library: Library, torch: TorchVersion | None) -> Verdict | None:
-    """What can be said about a torch; None if it fits."""
-    if torch is None or not library.needs_torch:
-        return None
-    missing = library.missing()
-    if missing.get(torch.release):
-        names = missing[torch.release]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return Verdict("no", (f"torch-abi: torch {torch.release} does not have {names[0]}{more}",))
-    if library.bound.torch_cuda and torch.local == "cpu":
-        return Verdict("no", (f"cuda-runtime: needs torch's CUDA libraries; found torch {torch}",))
-    if not library.bound.classic:
-        return None
-    if library.cxx11 not in (None, _has_cxx11(torch, library.info.machine)):
-        return Verdict("no", (f"torch-abi: needs cxx11 ABI {int(bool(library.cxx11))}; torch {torch} has the other",))
-    stated, said = (library.stated, "its path says") if library.stated else (contents.stated, "its metadata say")
-    if stated is not None:
-        if stated == torch.release:
-            return None
-        return Verdict("no", (f"torch-abi: needs torch {stated}, as {said}; found torch {torch}",))
-    if torch.release not in missing:
-        return Verdict("unknown", (f"nothing says which torch built it, and the names of torch {torch} are not known",))
-    fitting = [str(release) for release, names in missing.items() if not names]
-    if len(fitting) > 1:
-        several = f"one of torch {', '.join(fitting)} built it, and only that one is safe: its C++ has no stable ABI"
-        return Verdict("unknown", (several,))
-    unrecorded = [name for name in library.bound.classic if not torch_names.is_recorded(name)]
-    unrecorded = [name for name in unrecorded if name not in library.provided]
-    if unrecorded:
-        return Verdict("unknown", (f"needs {unrecorded[0]}, and it is not known which torch has it",))
-    return None
-
-
-def _has_cxx11(torch: TorchVersion, machine: str) -> bool:
-    """The C++ ABI of PyPI's build of a torch. Torch 2.7 and newer have the new one, as these builds of 2.6 have."""
-    if torch.release == Release(2, 6) and (torch.local == "cu126" or machine == "aarch64"):
-        return True
-    return next((one.cxx11 for one in torch_names.recorded() if one.release == torch.release), True)
-
-
 _ANY_DRIVER = CudaVersion(99, 0)
 _AOT = Settings(jit=JitMode.AOT)
 
 
 def _host(file: HostFile, torch: TorchVersion, cxx11: bool, machine: Machine) -> Host:
     """A machine that meets every need of the library but for what the user named."""
-    of_torch = re.search(r"cu(\d\d)(\d+)", torch.local or "")
-    cuda = CudaVersion(int(of_torch[1]), int(of_torch[2])) if of_torch else None
+    cuda = _cuda(torch)
     if cuda is None and file.cuda_major is not None and torch.local != "cpu":
         cuda = CudaVersion(file.cuda_major, 0)
     exact = file.python.removeprefix("cp3").removesuffix("t")

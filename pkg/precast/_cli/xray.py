@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.version import Release, TorchVersion
-from precast._builder import alternatives, torch_names, xray, xray_problems, xray_verdict
+from precast._builder import alternatives, torch_names, verdicts, xray, xray_problems, xray_verdict
 from precast._cli import output, status
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
     for name, parse, example in (
         ("torch", TorchVersion.parse, "2.13.0 or 2.13.0+cu130"),
         ("gpu", ComputeCapability.parse, "a compute capability, such as 9.0"),
-        ("driver", xray_verdict.driver_version, "580, or the CUDA version that it supports"),
+        ("driver", verdicts.driver_version, "580, or the CUDA version that it supports"),
         ("python", Release.parse, "3.12"),
         ("glibc", Release.parse, "2.28"),
     ):
@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was read; return 1 if something is wrong with the file, or a library does not work there."""
-    machine = xray_verdict.Machine(options.torch, options.gpu, options.driver, options.python, options.glibc)
+    machine = verdicts.Machine(options.torch, options.gpu, options.driver, options.python, options.glibc)
     facts = examine(xray.read(options.file), machine)
     if options.json:
         output.print_json(facts)
@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
     return status.GOOD if not facts["problems"] and facts["answer"] != "no" else status.NO
 
 
-def examine(contents: Contents, machine: xray_verdict.Machine) -> dict[str, Any]:
+def examine(contents: Contents, machine: verdicts.Machine) -> dict[str, Any]:
     """Everything as plain JSON. ``answer`` is None if no machine was named."""
-    asked = machine != xray_verdict.Machine()
+    asked = machine != verdicts.Machine()
     libraries = [_library(contents, one, machine if asked else None) for one in contents.libraries]
     problems = [
         {"check": one.check, "where": one.where, "wanted": one.wanted, "found": one.found}
@@ -106,7 +106,7 @@ _ANSWERS = {
 }
 
 
-def _library(contents: Contents, one: Library, machine: xray_verdict.Machine | None) -> dict[str, Any]:
+def _library(contents: Contents, one: Library, machine: verdicts.Machine | None) -> dict[str, Any]:
     alone = one.listed is None or bool(one.listed.families)  # an adapter is judged with its library
     verdict = xray_verdict.judge(contents, one, machine) if machine is not None and alone else None
     missing = one.missing() if one.needs_torch else {}

@@ -11,8 +11,8 @@ from precast._abi.build_info import BuildInfo, BuildMode
 from precast._abi.capability import ComputeCapability
 from precast._abi.label import Label
 from precast._abi.version import Release, TorchVersion
-from precast._builder import alternatives, xray, xray_problems, xray_verdict
-from precast._builder.xray_verdict import Machine
+from precast._builder import alternatives, verdicts, xray, xray_problems, xray_verdict
+from precast._builder.verdicts import Machine
 from tests.kit import hosts
 from tests.kit.elves import Library
 
@@ -120,7 +120,7 @@ def test_device_code_behind_a_manifest_is_judged(
     contents = wheel(tmp_path, {"ops/_C/build_info.json": info.to_json(), "ops/_C.so": Library()})
     machine = Machine(
         gpu=None if gpu is None else ComputeCapability.parse(gpu),
-        driver=None if driver is None else xray_verdict.driver_version(driver),
+        driver=None if driver is None else verdicts.driver_version(driver),
     )
     found = xray_verdict.overall(contents, machine)
     assert found.answer == answer and why in "".join(found.why)
@@ -188,3 +188,42 @@ def test_the_abi_of_strings_is_that_of_the_build(tmp_path: Path, torch: str, ans
     contents = wheel(tmp_path, {"a.so": Library(needed=("libtorch_cpu.so",), undefined=(name,))})
     found = xray_verdict.overall(contents, Machine(torch=TorchVersion.parse(torch)))
     assert found.answer in (answer, "no") and (answer != "no" or found.answer == "no")
+
+
+@pytest.mark.parametrize(
+    ("torch", "answer"), [("2.14.1+cu130", "no"), ("2.14.1", "no"), ("2.14.0+xpu", "unknown")], ids=str
+)
+def test_the_names_of_builds_that_are_not_recorded_are_unknown(tmp_path: Path, torch: str, answer: str) -> None:
+    """As in torchcodec-xpu."""
+    library = Library(needed=("libc10_xpu.so",), undefined=("_ZN3c103xpu14get_raw_deviceEa",))
+    contents = wheel(tmp_path, {"a.so": library})
+    assert xray_verdict.overall(contents, Machine(torch=TorchVersion.parse(torch))).answer == answer
+    assert list(xray_problems.problems(contents)) == []
+
+
+def test_a_library_without_torch_may_find_a_cuda_runtime_of_its_own(tmp_path: Path) -> None:
+    """As in bartorch-cuda12, which requires NVIDIA's packages and has a path to them."""
+    contents = wheel(tmp_path, {"a.so": Library(needed=("libcudart.so.12",))})
+    for torch, answer in (("2.14.1+cu130", "unknown"), ("2.13.0+cpu", "unknown"), ("2.8.0+cu128", "yes")):
+        assert xray_verdict.overall(contents, Machine(torch=TorchVersion.parse(torch))).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("libcudart.so.12", True),
+        ("libnvrtc-builtins.so.13.0", True),
+        ("libcublasLt.so.12", True),
+        ("libcudnn_ops.so.9", True),
+        ("libnccl.so.2", True),
+        ("libtorch_cpu.so", True),
+        ("libgomp-a34b3233.so.1.0.0", True),
+        ("libcudart-0123abcd.so.12", False),
+        ("libcurl-6afc9505.so.4", False),
+        ("libnvfuser_codegen.so", False),
+        ("libcue_ops.so", False),
+        ("libnuma.so.1", False),
+    ],
+)
+def test_a_copy_of_torchs_or_cudas_libraries_is_told_from_others(name: str, foreign: bool) -> None:
+    assert xray_verdict.is_foreign(name) is foreign
