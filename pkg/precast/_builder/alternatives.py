@@ -16,7 +16,7 @@ _VERSIONS = (
     r"(?:py)?torch[-_.]?\d+(?:[._]\d+)*|pt[-_.]?\d+(?:[._]\d+)*|cu(?:da)?[-_.]?\d+(?:\.\d+)*"
     r"|(?:sm|compute)[-_]?\d+[af]?|cpython-3\d+t?(?:-[\w-]+)?|cp3\d+t?"
 )
-_KINDS = r"cpu|cuda|gpu|rocm[-_.]?\d*(?:\.\d+)*|hip[-_.]?\d*|xpu|abi3(?:-[\w-]+)?"
+_KINDS = r"cpu|cuda|gpu|rocm[-_.]?\d*(?:\.\d+)*|hip[-_.]?\d*|xpu\d*|abi3(?:-[\w-]+)?"
 # The parts of a path that say what a library is for, with the mark before them.
 _VERSION, _ANYTHING = (
     re.compile(rf"[-_.]?(?<![a-z0-9])(?:{parts})(?![a-z0-9])", re.IGNORECASE)
