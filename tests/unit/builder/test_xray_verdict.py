@@ -13,6 +13,7 @@ from precast._abi.label import Label
 from precast._abi.version import Release, TorchVersion
 from precast._builder import alternatives, verdicts, xray, xray_problems, xray_verdict
 from precast._builder.verdicts import Machine
+from precast._cli.main import main
 from tests.kit import hosts
 from tests.kit.elves import Library
 
@@ -227,3 +228,14 @@ def test_a_library_without_torch_may_find_a_cuda_runtime_of_its_own(tmp_path: Pa
 )
 def test_a_copy_of_torchs_or_cudas_libraries_is_told_from_others(name: str, foreign: bool) -> None:
     assert xray_verdict.is_foreign(name) is foreign
+
+
+def test_the_command_says_which_library_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [f"ops/torch-{release}/libops.so" for release in ("2.10", "2.11")]
+    path = tmp_path / wheel(tmp_path, dict.fromkeys(paths, of_torch())).name
+    assert main(["xray", str(path), "--torch", "2.11.0+cpu"]) == 0
+    said = capsys.readouterr().out
+    assert f"one is enough of {', '.join(paths)}: their paths differ only in versions" in said
+    assert f"on that machine: works by {paths[1]}" in said
+    assert main(["xray", str(path), "--torch", "2.12.0+cpu"]) == 1
+    assert "on that machine: does not work\n  torch-abi: needs torch 2.1" in capsys.readouterr().out
