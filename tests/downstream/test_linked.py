@@ -16,7 +16,7 @@ import pytest
 from precast._abi.build_info import HostKind
 from precast._abi.settings import Settings
 from precast._abi.version import Release
-from precast._builder import wheel_file, xray, xray_verdict
+from precast._builder import verdicts, wheel_file, xray, xray_verdict
 from precast._cli.main import main as cli_main
 from precast._load import downstream, probe
 from precast.build import audit, linked, platforms
@@ -271,9 +271,9 @@ def test_linked_libraries_are_part_of_the_verdict_and_of_the_manylinux_policy(
         platforms.manylinux("linux_x86_64", alone)
     here = probe.probe_host(Settings(), gpus=False).torch
     assert here is not None
-    machine = xray_verdict.Machine(torch=replace(here.version, local=""))
-    assert xray_verdict.overall(xray.read(wheel), machine) == "yes"
-    assert xray_verdict.overall(xray.read(wheel), replace(machine, glibc=Release(2, 1))) == "no"
+    machine = verdicts.Machine(torch=replace(here.version, local=""))
+    assert xray_verdict.overall(xray.read(wheel), machine).answer == "yes"
+    assert xray_verdict.overall(xray.read(wheel), replace(machine, glibc=Release(2, 1))).answer == "no"
 
 
 def test_a_library_that_only_ctypes_can_open_stays_where_it_is(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from precast._builder import xray_verdict
+from precast._builder import verdicts
 from precast._cli.main import main
 from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
@@ -172,7 +172,7 @@ def test_metadata_say_which_torch_built_it(
     ("text", "cuda"), [("580", "13.0"), ("580.65.06", "13.0"), ("560.1", "12.6"), ("12.4", "12.4"), ("999", "13.2")]
 )
 def test_a_driver_is_named_by_its_branch_or_its_cuda_version(text: str, cuda: str) -> None:
-    assert str(xray_verdict.driver_version(text)) == cuda
+    assert str(verdicts.driver_version(text)) == cuda
 
 
 def test_a_driver_before_cuda_12_and_no_number_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

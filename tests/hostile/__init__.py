@@ -6,5 +6,7 @@
 The law: a call gives what the same call gives in plain torch, or raises one error that names an argument, with nothing
 written and no version counter moved. It never ends in a signal.
 
+``reading`` makes hostile files for ``xray``, and has a law of its own.
+
     python -m tests.hostile [--seed 0] [--count 500] [--op rms_norm] [--device cuda] [--json results.json]
 """

@@ -23,7 +23,7 @@ from precast._builder import files
 
 PIECE = 1 << 20
 _INDEX_BYTES = 8 << 20  # limit for a zip's central directory; that of torch, with 13,000 files, has 2 MB
-_ZIP_MEMBERS = 50_000
+_ZIP_MEMBERS = 50_000  # with the folders that names imply, each of which becomes one on a disk
 _NAME_CHARACTERS, _NAME_FOLDERS = 512, 32
 _GROWTH = 32, 64 << 20  # an archive may unpack to so many times its size plus so many bytes; machine code to 5 times
 _TAR_HEADER_BYTES = 32 << 20  # limit for all of a tar except the content of the files that the caller reads
@@ -90,8 +90,8 @@ class Zip:
 
 
 def _check_names(names: list[str], files: set[str]) -> None:
-    """BadArchive if a name appears twice, or is used for both a file and a folder."""
-    seen: set[str] = set()
+    """BadArchive if a name appears twice, is used for both a file and a folder, or if they imply too many folders."""
+    seen, folders = set[str](), set[str]()
     for name in names:
         if name in seen:
             raise BadArchive(f"the member {name!r} comes twice")
@@ -100,7 +100,10 @@ def _check_names(names: list[str], files: set[str]) -> None:
         while folder:
             if folder in files:
                 raise BadArchive(f"the member {name!r} lies below the file {folder!r}")
+            folders.add(folder)
             folder = folder.rpartition("/")[0]
+        if len(files) + len(folders) > _ZIP_MEMBERS:
+            raise BadArchive(f"{len(files)} files in more than {_ZIP_MEMBERS - len(files)} folders")
 
 
 def _check_member(member: zipfile.ZipInfo) -> None:

@@ -17,10 +17,10 @@ from precast._abi.value import value
 from precast._builder import elf, x86
 
 _SECTIONS = (".text", ".init", ".eh_frame", ".init_array", ".rela.dyn")
-# Functions and data of GCC's runtime, glibc and torch that tell what the processor has.
+# Functions and data of GCC's runtime, glibc, torch and AWS's libraries that tell what the processor has.
 _ASKS = re.compile(
     r"__cpu_model|__cpu_features2|__cpu_indicator_init|__get_cpuid\w*|getauxval|__getauxval|cpuinfo_\w+"
-    r"|_ZN2at18get_cpu_capabilityEv|_ZN2at3cpu\w+|__x86_get_cpu\w+|__aarch64_\w+"
+    r"|_ZN2at18get_cpu_capabilityEv|_ZN2at3cpu\w+|__x86_get_cpu\w+|\w*cpu_(?:has|supports)\w*|__aarch64_\w+"
 )
 _CANDIDATES = re.compile(rb"\xc5[\x00-\xff][\x10-\xff]|\xc4[\x00-\xff]{2}|\x62[\x00-\xff][\x04-\x07\x0c-\x0f\x14-\xff]")
 _CPUID = re.compile(rb"\x0f\xa2")

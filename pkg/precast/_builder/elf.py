@@ -8,22 +8,28 @@ sm_100 and newer as 13 does.
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 from precast._abi.capability import ComputeCapability, GpuTarget, Suffix, TargetKind
 from precast._abi.value import value
 
+Data = bytes | mmap.mmap
 EM_CUDA = 190
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 8, 6, 11
-_SHT_VERNEED, _SHT_CUDA_INFO = 0x6FFFFFFE, 0x70000000
+_SHT_VERDEF, _SHT_VERNEED, _SHT_VERSYM, _SHT_CUDA_INFO = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF, 0x70000000
 _SIZED = 4  # of .nv.info: an entry that states its size
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # what such an entry says of a function
-_DT_NEEDED, _DT_SONAME = 1, 14
-_STT_GNU_IFUNC = 10
+_DT_NEEDED, _DT_SONAME, DT_RELR = 1, 14, 36
+DYNAMIC, DT_STRTAB, DT_SYMTAB, DT_VERNEED = 0, 5, 6, 0x6FFFFFFE  # of a layout; the first is the dynamic section
+_STT_GNU_IFUNC, _STB_GLOBAL = 10, 1
+_WEAK_VERSION = 2  # the dynamic loader only warns where such a version is missing
+# The version of libc.so.6 that a library with DT_RELR needs, and the glibc that brought both.
+OF_RELR, _RELR_SINCE = "GLIBC_ABI_DT_RELR", (2, 36)
 _OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
 # The bit of `sm_XXa` in e_flags. NVRTC 12.8 and 12.9 set the second one; 13.0 and 13.2 leave it unset.
 _ACCELERATED_12, _ACCELERATED_13 = 0x800, 0x8
@@ -43,7 +49,11 @@ class CubinHeader:
 
 @value(frozen=True)
 class ElfInfo:
-    """The needs of a shared library; ``glibc`` and ``glibcxx`` are the newest symbol versions it needs, () for none."""
+    """The needs of a shared library; ``glibc`` and ``glibcxx`` are the newest symbol versions it needs, () for none.
+
+    ``versions`` has all that it needs, as (file, version), with "" for one that may be missing; ``offered`` those that
+    it defines. ``anywhere`` has the undefined names that no version ties to a file, without those that may be missing.
+    """
 
     machine: str
     soname: str | None
@@ -52,6 +62,9 @@ class ElfInfo:
     glibcxx: tuple[int, ...]
     undefined: frozenset[str]
     exported: frozenset[str]
+    versions: tuple[tuple[str, str], ...] = ()
+    offered: frozenset[str] = frozenset()
+    anywhere: frozenset[str] = frozenset()
 
 
 @value(frozen=True)
@@ -61,6 +74,32 @@ class Symbol:
     name: str
     address: int
     indirect: bool
+
+
+@value(frozen=True)
+class Segment:
+    """One entry of the program table, with the names of elf(5)."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    file_size: int
+    memory_size: int
+    align: int
+
+
+@value(frozen=True)
+class Layout:
+    """How a library is mapped: the header of the file, its program table, and the dynamic entries as (tag, value).
+
+    ``places`` has the offset of each table that the dynamic loader reads, by its tag, as the section table says it.
+    """
+
+    header: bytes
+    segments: tuple[Segment, ...]
+    dynamic: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int | None], ...]
 
 
 @value(frozen=True)
@@ -78,7 +117,7 @@ class _Section:
 class _Elf:
     """A little-endian 64-bit ELF whose section and program tables all lie inside the file."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Data) -> None:
         self.data = data
         if len(data) < 64 or data[:4] != b"\x7fELF":
             raise ElfError(f"not an ELF file ({len(data)} bytes, first four {data[:4]!r})")
@@ -87,7 +126,8 @@ class _Elf:
         self.os_abi, self.abi_version = data[7], data[8]
         self.kind, self.machine = self.unpack("<HH", 16)
         self.flags: int = self.unpack("<I", 48)[0]
-        self._check_segments()
+        self._left = _OVERLAP * len(data)
+        self.segments = tuple(self._segments())
 
     def unpack(self, layout: str, offset: int) -> tuple[int, ...]:
         """Read integers at an offset. ElfError if the file ends before them."""
@@ -95,13 +135,14 @@ class _Elf:
             raise ElfError(f"the file ends at byte {len(self.data)}, and a field lies at {offset}")
         return struct.unpack_from(layout, self.data, offset)
 
-    def _check_segments(self) -> None:
+    def _segments(self) -> Iterator[Segment]:
         start = self.unpack("<Q", 32)[0]
         size, count = self.unpack("<HH", 54)
         for index in range(count):
-            offset, _, _, length = self.unpack("<QQQQ", start + index * size + 8)
+            kind, flags, offset, address, _, length, memory, align = self.unpack("<IIQQQQQQ", start + index * size)
             if offset + length > len(self.data):
                 raise ElfError(f"segment {index} ends at byte {offset + length} of {len(self.data)}")
+            yield Segment(kind, flags, offset, address, length, memory, align)
 
     @cached_property
     def sections(self) -> tuple[_Section, ...]:
@@ -131,7 +172,14 @@ class _Elf:
         stop = self.data.find(b"\0", start, end)
         if stop < 0:
             raise ElfError("a name does not end inside its string table")
+        self.spend(stop - start)
         return self.data[start:stop].decode("utf-8", "backslashreplace")
+
+    def spend(self, size: int) -> None:
+        """Count the bytes of a name or an entry. They may overlap, and all of them together have a limit."""
+        self._left -= size
+        if self._left < 0:
+            raise ElfError("names or entries overlap without end")
 
     def strings_of(self, section: _Section) -> _Section:
         """The string table that a section refers to."""
@@ -187,25 +235,40 @@ def read_frames(data: bytes, what: int = FRAME_SIZE) -> dict[str, int]:
     return found
 
 
-def read_shared_object(data: bytes) -> ElfInfo:
+def read_shared_object(data: Data) -> ElfInfo:
     """Read the needs and exports of a shared library from its dynamic section, symbols and version needs."""
     elf = _Elf(data)
     if elf.kind != 3:
         raise ElfError(f"the file type is {elf.kind}, and a shared library has 3")
     if elf.machine not in MACHINES:
         raise ElfError(f"the machine is {elf.machine}; known are {', '.join(MACHINES.values())}")
-    needed, soname = _dynamic(elf)
-    versions = tuple(_needed_versions(elf))
-    undefined, exported = _symbols(elf)
+    needed, soname, relative = _dynamic(elf)
+    versions = tuple(dict.fromkeys(_needed_versions(elf)))
+    names = [version for _, version in versions]
+    relative = _RELR_SINCE if OF_RELR in names else relative
+    undefined, exported, anywhere = _symbols(elf)
     return ElfInfo(
         machine=MACHINES[elf.machine],
         soname=soname,
         needed=needed,
-        glibc=_ceiling("GLIBC_", versions),
-        glibcxx=_ceiling("GLIBCXX_", versions),
+        glibc=max(_ceiling("GLIBC_", names), relative),
+        glibcxx=_ceiling("GLIBCXX_", names),
         undefined=undefined,
         exported=exported,
+        versions=versions,
+        offered=frozenset(_offered_versions(elf)),
+        anywhere=anywhere,
     )
+
+
+def read_layout(data: bytes) -> Layout:
+    """How the dynamic loader maps a shared library."""
+    elf = _Elf(data)
+    tables = {section.kind: section.offset for section in reversed(elf.sections)}
+    strings = [elf.strings_of(table).offset for table in elf.of_kind(_SHT_DYNAMIC)]
+    places = {DYNAMIC: tables.get(_SHT_DYNAMIC), DT_STRTAB: strings[0] if strings else None}
+    places |= {DT_SYMTAB: tables.get(_SHT_DYNSYM), DT_VERNEED: tables.get(_SHT_VERNEED)}
+    return Layout(bytes(data[:64]), elf.segments, tuple(_entries(elf)), tuple(places.items()))
 
 
 def read_sections(data: bytes, names: Collection[str]) -> dict[str, tuple[int, memoryview]]:
@@ -224,92 +287,102 @@ def read_sections(data: bytes, names: Collection[str]) -> dict[str, tuple[int, m
 
 def read_symbols(data: bytes) -> Iterator[Symbol]:
     """The functions and objects that a shared library defines for others."""
-    for name, info, section, address in _dynamic_symbols(_Elf(data)):
+    for _, name, info, section, address in _dynamic_symbols(_Elf(data)):
         if section and info >> 4:
             yield Symbol(name, address, info & 15 == _STT_GNU_IFUNC)
 
 
-def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None]:
-    tables = tuple(elf.of_kind(_SHT_DYNAMIC))
-    if len(tables) != 1:
-        raise ElfError(f"there are {len(tables)} dynamic sections, and a shared library has one")
-    strings = elf.strings_of(tables[0])
-    needed, soname = [], None
-    for offset in range(tables[0].offset, tables[0].offset + tables[0].size, 16):
-        tag, content = elf.unpack("<qQ", offset)
-        if tag == 0:
-            break
+def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None, tuple[int, ...]]:
+    """The libraries that it needs, its own name, and the glibc that its kind of relocations needs."""
+    needed, soname, glibc = [], None, tuple[int, ...]()
+    entries = tuple(_entries(elf))
+    strings = elf.strings_of(next(elf.of_kind(_SHT_DYNAMIC)))
+    for tag, content in entries:
         if tag == _DT_NEEDED:
             needed.append(elf.string(strings, content))
         elif tag == _DT_SONAME:
             soname = elf.string(strings, content)
-    return tuple(needed), soname
+        elif tag == DT_RELR:
+            glibc = _RELR_SINCE
+    return tuple(needed), soname, glibc
 
 
-def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str]]:
-    undefined, exported = set(), set()
-    for name, info, section, _ in _dynamic_symbols(elf):
+def _entries(elf: _Elf) -> Iterator[tuple[int, int]]:
+    """Each tag of the dynamic section with its value."""
+    tables = tuple(elf.of_kind(_SHT_DYNAMIC))
+    if len(tables) != 1:
+        raise ElfError(f"there are {len(tables)} dynamic sections, and a shared library has one")
+    for offset in range(tables[0].offset, tables[0].offset + tables[0].size, 16):
+        tag, content = elf.unpack("<QQ", offset)
+        if tag == 0:
+            break
+        yield tag, content
+
+
+def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    undefined, exported, anywhere = set(), set(), set()
+    versions = next(elf.of_kind(_SHT_VERSYM), None)
+    for index, name, info, section, _ in _dynamic_symbols(elf):
         if section == 0:
             undefined.add(name)
+            tied = versions is not None and elf.unpack("<H", versions.offset + 2 * index)[0] & 0x7FFF > 1
+            if not tied and info >> 4 == _STB_GLOBAL:
+                anywhere.add(name)
         elif info >> 4 != 0:  # a local symbol is not exported
             exported.add(name)
-    return frozenset(undefined), frozenset(exported)
+    return frozenset(undefined), frozenset(exported), frozenset(anywhere)
 
 
-def _dynamic_symbols(elf: _Elf) -> Iterator[tuple[str, int, int, int]]:
-    """Name, type and binding, section and address of each dynamic symbol."""
-    left = _OVERLAP * len(elf.data)
+def _dynamic_symbols(elf: _Elf) -> Iterator[tuple[int, str, int, int, int]]:
+    """Index, name, type and binding, section and address of each dynamic symbol."""
     for table in elf.of_kind(_SHT_DYNSYM):
         strings = elf.strings_of(table)
         for offset in range(table.offset, table.offset + table.size, 24):
             name, info, _, section, address = elf.unpack("<IBBHQ", offset)
             if not name:
                 continue
-            text = elf.string(strings, name)
-            left -= len(text)
-            if left < 0:
-                raise ElfError("the names of the symbols overlap without end")
-            yield text, info, section, address
+            yield (offset - table.offset) // 24, elf.string(strings, name), info, section, address
 
 
-def _needed_versions(elf: _Elf) -> Iterator[str]:
-    """The names in .gnu.version_r, a list of files with a list of versions each, linked by relative offsets."""
+def _needed_versions(elf: _Elf) -> Iterator[tuple[str, str]]:
+    """Each (file, version) in .gnu.version_r, a list of files with a list of versions each; "" for a weak need."""
     for table in elf.of_kind(_SHT_VERNEED):
         strings = elf.strings_of(table)
-        at, end = table.offset, table.offset + table.size
-        left = table.size // 16  # at most as many entries as fit, even if the links form a loop
-        for _ in range(table.info):
-            _check_inside(at, end)
-            _, count, _, aux, step = elf.unpack("<HHIII", at)
-            entry = at + aux
-            for _ in range(count):
-                _check_inside(entry, end)
-                left -= 1
-                if left < 0:
-                    raise ElfError("the version needs run in a circle")
-                _, _, _, name, onward = elf.unpack("<IHHII", entry)
+        for at, (_, count, file, aux, _) in _listed(elf, table, table.offset, table.info, "<HHIII"):
+            for _, (_, flags, _, name, _) in _listed(elf, table, at + aux, count, "<IHHII"):
+                yield elf.string(strings, file), "" if flags & _WEAK_VERSION else elf.string(strings, name)
+
+
+def _offered_versions(elf: _Elf) -> Iterator[str]:
+    """Each version in .gnu.version_d that the library defines; the first name of an entry is its own."""
+    for table in elf.of_kind(_SHT_VERDEF):
+        strings = elf.strings_of(table)
+        for at, (*_, aux, _) in _listed(elf, table, table.offset, table.info, "<HHHHIII"):
+            for _, (name, _) in _listed(elf, table, at + aux, 1, "<II"):
                 yield elf.string(strings, name)
-                if not onward:
-                    break
-                entry += onward
-            if not step:
-                break
-            at += step
 
 
-def _check_inside(at: int, end: int) -> None:
-    if at + 16 > end:
-        raise ElfError("the version needs do not end inside their section")
+def _listed(elf: _Elf, table: _Section, at: int, count: int, layout: str) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The offset and the fields of each entry of a list, whose last field is the distance to the next entry."""
+    for _ in range(count):
+        if at + struct.calcsize(layout) > table.offset + table.size:
+            raise ElfError("the versions do not end inside their section")
+        elf.spend(struct.calcsize(layout))
+        fields = elf.unpack(layout, at)
+        yield at, fields
+        if not fields[-1]:
+            break
+        at += fields[-1]
 
 
-def _ceiling(prefix: str, versions: tuple[str, ...]) -> tuple[int, ...]:
-    """The newest version with a prefix. GLIBC_PRIVATE and similar names have no number and are refused."""
-    greatest: tuple[int, ...] = ()
-    for version in versions:
-        if not version.startswith(prefix):
-            continue
-        parts = version.removeprefix(prefix).split(".")
-        if not all(part.isascii() and part.isdigit() for part in parts):
-            raise ElfError(f"the symbol version {version} is nobody's to need")
-        greatest = max(greatest, tuple(int(part) for part in parts))
-    return greatest
+def _ceiling(prefix: str, versions: Iterable[str]) -> tuple[int, ...]:
+    """The newest version with a prefix. Names without a number, such as GLIBC_PRIVATE, are not among them."""
+    numbers = (numbered(version, prefix) for version in versions)
+    return max((number for number in numbers if number is not None), default=())
+
+
+def numbered(version: str, prefix: str) -> tuple[int, ...] | None:
+    """``"GLIBC_2.28"`` -> (2, 28) for the prefix ``"GLIBC_"``; None for another prefix, or without a number."""
+    parts = version.removeprefix(prefix).split(".")
+    fits = version.startswith(prefix) and all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
+    return tuple(map(int, parts)) if fits else None

@@ -1,12 +1,12 @@
 """Read the targets of the device code that nvcc puts into a library: a fat binary's headers, also if it is compressed.
 
-NVIDIA does not document the layout. It was read from files that ``fatbinary`` of CUDA 13.5 wrote for known targets and
-each compression mode. An entry's header states its target, so nothing has to be decompressed; only the first bytes of
-an LZ4 block are, to read a cubin's own header.
+NVIDIA does not document the layout. It was read from files that ``fatbinary`` of CUDA 12.8 to 13.5 wrote for
+known targets and each compression mode. An entry's header states target and layout, so nothing has to be decompressed.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -18,8 +18,14 @@ SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 
 _MAGIC, _HEADER, _ENTRY = 0xBA55ED50, struct.Struct("<IHHQ"), struct.Struct("<HHIQIIHHIIIQQQ")
 _PTX, _ELF = 1, 2
-_LZ4, _ZSTD, _ARCHITECTURE, _FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
-_ELF_HEADER = 64
+_ARCHITECTURE, _FAMILY = 0x100000, 0x200000
+# The version of a cubin in its entry's header, and the CUDA major that writes it for compute capabilities below 10.0.
+_LAYOUTS = {7: 12, 8: 13}
+# For 10.0 and newer, CUDA 12.8 and 12.9 write version 8 too. The list behind the header then tells: CUDA 13 adds this.
+_SINCE_13 = 0x09
+_SIZED = 4  # an attribute of that list that states its size
+_MOST_IMAGES = 100_000  # flash-attn and torch have some thousand
+_CONTENT = re.compile(rb"[^\0]")
 # The first toolkit that writes each version of PTX (PTX ISA, "Release Notes").
 _FIRST_TOOLKIT = {
     **{(7, minor): (11, minor) for minor in range(9)},
@@ -36,11 +42,11 @@ class FatbinError(ValueError):
 
 @value(frozen=True)
 class _Image:
-    """One entry: its target, and what it says of its toolkit. ``isa`` is a PTX version, ``layout`` that of a cubin."""
+    """One entry: its target, and what it says of its toolkit. ``major`` wrote the cubin, ``isa`` the PTX."""
 
     target: GpuTarget
     isa: CudaVersion | None
-    layout: int | None
+    major: int | None
 
 
 def read(sections: Iterable[bytes | memoryview], cuda_major: int | None) -> tuple[DeviceCode, ...]:
@@ -49,19 +55,17 @@ def read(sections: Iterable[bytes | memoryview], cuda_major: int | None) -> tupl
     ``cuda_major`` is that of the linked runtime. A cubin of an unknown toolkit counts as one of the oldest toolkit that
     the sections name, or CUDA 12. FatbinError if a header is damaged.
     """
-    images = [image for content in sections for image in _images(memoryview(content))]
-    known = [image.layout for image in images if image.layout] + [image.isa.major for image in images if image.isa]
-    major = cuda_major or min(known, default=12)
-    codes = {DeviceCode(image.target, image.isa or CudaVersion(major, 0)) for image in images}
+    images = {image for content in sections for image in _images(memoryview(content))}
+    known = [image.major for image in images if image.major] + [image.isa.major for image in images if image.isa]
+    oldest = cuda_major or min(known, default=12)
+    codes = {DeviceCode(one.target, one.isa or CudaVersion(one.major or oldest, 0)) for one in images}
     return tuple(sorted(codes, key=lambda code: (code.target.kind.value, code.target.capability, str(code))))
 
 
 def _images(content: memoryview) -> Iterator[_Image]:
-    at = 0
-    while at < len(content):
-        if content[at] == 0:  # the linker aligns the fat binaries of several objects
-            at += 1
-            continue
+    at, left = 0, _MOST_IMAGES
+    while (found := _CONTENT.search(content, at)) is not None:  # the linker aligns the fat binaries of several objects
+        at = found.start()
         magic, _, header, size = _unpack(_HEADER, content, at)
         if magic != _MAGIC:
             raise FatbinError(f"the magic number at {at} is {magic:#x}, not {_MAGIC:#x}")
@@ -73,14 +77,33 @@ def _images(content: memoryview) -> Iterator[_Image]:
             kind, _, header, size, _, _, minor, major, arch, _, _, flags, _, _ = _unpack(_ENTRY, content, at)
             if header < _ENTRY.size or at + header + size > end:
                 raise FatbinError(f"an entry at {at} ends behind its fat binary")
-            if kind in (_PTX, _ELF):
-                isa = CudaVersion(*_FIRST_TOOLKIT.get((major, minor), (major + 4, minor))) if kind == _PTX else None
+            left -= 1
+            if left < 0:
+                raise FatbinError(f"more than {_MOST_IMAGES} entries")
+            if kind == _PTX:
+                isa = CudaVersion(*_FIRST_TOOLKIT.get((major, minor), (major + 4, minor)))
+                yield _Image(_target(kind, arch, flags), isa, None)
+            elif kind == _ELF:
                 target = _target(kind, arch, flags)
-                # CUDA 12.8 and 12.9 write cubins for compute capability 10.0 and newer as CUDA 13 does.
-                tells = kind == _ELF and target.capability.major < 10
-                layout = _layout(content[at + header : at + header + size], flags) if tells else None
-                yield _Image(target, isa, layout)
+                attributes = content[at + _ENTRY.size : at + header]
+                yield _Image(target, None, _toolkit(target, minor, attributes))
             at += header + size
+
+
+def _toolkit(target: GpuTarget, version: int, attributes: memoryview) -> int | None:
+    """The CUDA major that wrote a cubin; None for a version that is not known."""
+    if target.capability.major < 10 or version not in _LAYOUTS:
+        return _LAYOUTS.get(version)
+    return 13 if _SINCE_13 in _attributes(attributes) else 12
+
+
+def _attributes(listed: memoryview) -> Iterator[int]:
+    """The numbers of the attributes behind an entry's header, which are coded as those of ``.nv.info``."""
+    at = 9  # behind the place and the size of the list, and a byte that is 0
+    while at + 4 <= len(listed):
+        form, number, size = struct.unpack_from("<BBH", listed, at)
+        yield number
+        at += 4 + (size if form == _SIZED else 0)
 
 
 def _unpack(layout: struct.Struct, content: memoryview, at: int) -> tuple[int, ...]:
@@ -96,42 +119,3 @@ def _target(kind: int, arch: int, flags: int) -> GpuTarget:
         return GpuTarget(found, ComputeCapability.from_number(arch), suffix)
     except ValueError as error:
         raise FatbinError(f"an entry names no target: {error}") from error
-
-
-def _layout(payload: memoryview, flags: int) -> int | None:
-    """The CUDA major whose cubin layout this is, as far as its first bytes can be read and tell."""
-    if flags & _ZSTD:
-        return None
-    head = _lz4_prefix(payload, _ELF_HEADER) if flags & _LZ4 else bytes(payload[:_ELF_HEADER])
-    if len(head) < _ELF_HEADER or head[:4] != b"\x7fELF":
-        return None
-    return {(51, 7): 12, (65, 8): 13}.get((head[7], head[8]))
-
-
-def _lz4_prefix(block: memoryview, most: int) -> bytes:
-    """The first bytes of what an LZ4 block unpacks to (LZ4 Block Format Description); fewer if the block is damaged."""
-    found, at = bytearray(), 0
-    while len(found) < most and at < len(block):
-        token = block[at]
-        literals, at = _lz4_length(block, at + 1, token >> 4)
-        found += block[at : at + literals]
-        at += literals
-        if len(found) >= most or at + 2 > len(block):
-            break
-        offset = block[at] | block[at + 1] << 8
-        length, at = _lz4_length(block, at + 2, token & 15)
-        if not 0 < offset <= len(found):
-            break
-        for _ in range(min(length + 4, most - len(found))):
-            found.append(found[-offset])
-    return bytes(found[:most])
-
-
-def _lz4_length(block: memoryview, at: int, length: int) -> tuple[int, int]:
-    if length == 15:
-        while at < len(block):
-            length += block[at]
-            at += 1
-            if block[at - 1] != 255:
-                break
-    return length, at

@@ -18,16 +18,18 @@ from precast._abi.value import value
 from precast._abi.version import Release
 
 PATH = Path(__file__).with_name("torch_names.json")
-DIGEST_BYTES = 3  # one in 1,500 unknown names is taken for a known one
+DIGEST_BYTES = 3  # one in 1,200 unknown names is taken for a known one
 
 # The C functions of the stable ABI, and Python's side of torch.
 SHIM = re.compile(r"(?:aoti_torch|torch)_\w+")
 _NESTED = re.compile(r"_Z(?:T[VIST]|GV|Th[\dn]+_)?N[KVrRO]*(?:2at|3c10|5torch)(?!6stable|10headeronly)(?=\d|[A-Z])")
 _INTERNAL = re.compile(
-    r"N[KVrRO]*(?:2at(?:6native|4meta|3cpu|4cuda|9functorch|17functionalization|14namedinference|9composite|\d\dcomposite|"
+    r"N[KVrRO]*(?:2at(?:6native|4meta|3cpu|9functorch|17functionalization|14namedinference|9composite|\d\dcomposite|"
     r"6sparse|4_ops\d+\w*?10redispatch)|3c10(?:10Dispatcher\d|4impl8OperatorE)|"
     r"5torch(?:3jit|2nn|4lazy|5optim|11distributed|8inductor|8profiler|4data|8autograd9generated))"
 )
+# Names of builds for other GPUs, which are not on PyPI.
+_OTHER = re.compile(r"N[KVrRO]*(?:2at|3c10|5torch)(?:3xpu|3hip)(?=\d|[A-Z])|XPU|HIP")
 _PYTHON = re.compile(r"_Z\d+THP\w+|THP\w+")
 STRING = re.compile(r"__cxx11|Ss(?![a-z])")
 
@@ -43,11 +45,9 @@ class Torch:
 
 def is_recorded(name: str) -> bool:
     """Whether a name that a library needs is of the kind that the table has."""
-    if SHIM.fullmatch(name):
-        return "cuda" not in name  # those are in libtorch_cuda.so, whose names are not recorded
-    if _PYTHON.match(name):
+    if SHIM.fullmatch(name) or _PYTHON.match(name):
         return True
-    return _NESTED.match(name) is not None and _INTERNAL.search(name) is None
+    return _NESTED.match(name) is not None and _INTERNAL.search(name) is None and _OTHER.search(name) is None
 
 
 def digest(name: str) -> bytes:

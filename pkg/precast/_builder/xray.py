@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from email import message_from_bytes
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import GUARD_MARK, BuildInfo, HostFile, ManifestError
+from precast._abi.build_info import (
+    GUARD_MARK,
+    MAX_FILE_BYTES,
+    MAX_MANIFEST_BYTES,
+    BuildInfo,
+    HostFile,
+    ManifestError,
+)
 from precast._abi.capability import DeviceCode, GpuTarget
 from precast._abi.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi
 from precast._abi.value import value
 from precast._abi.version import Release
-from precast._builder import archives, bindings, cpu_code, elf, fatbin, torch_names
+from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, files, torch_names
 from precast.errors import KernelError
 
 NAME = re.compile(
@@ -30,6 +38,8 @@ _LIBRARY = re.compile(r"[^/]+\.so(?:\.\d+)*")
 _MANIFEST = re.compile(r"(?:.*/)?_C/build_info\.json")
 # "2.9" in torch's own labels: +pt29cu128, +cu130torch2.13, +cu126.torch2.9
 _OF_LOCAL = re.compile(r"(?:pt|torch)(\d)\.?(\d+)")
+# A folder or a file of a library for one torch: torch-2.10, libops_pt2.9.so, ops_torch211
+_OF_PATH = re.compile(r"(?<![a-z])(?:pt|(?:py)?torch)[-_.]?([12])[._]?(\d{1,2})(?!\d)")
 _OF_REQUIREMENT = re.compile(r"torch\s*\(?\s*(?:==|~=)\s*(\d+)\.(\d+)")
 
 
@@ -38,7 +48,9 @@ class Library:
     """One shared library. ``python`` is ``"none"``, ``"abi3"``, one such as ``"cp312"``, or ``"unknown"``.
 
     ``cxx11`` is the C++ ABI of its names from torch; None if none of them shows it. ``error`` says why bytes that
-    should be device code or machine code could not be read. ``listed`` is its entry in a manifest of precast.build.
+    should be device code or machine code could not be read. ``opening`` is what the dynamic loader says to its headers,
+    ``listed`` its entry in a manifest of precast.build, ``stated`` the torch that its path names. ``provided`` has the
+    names that other libraries of the wheel give it.
     """
 
     path: str
@@ -52,7 +64,10 @@ class Library:
     code: tuple[DeviceCode, ...]
     cpu: cpu_code.CpuUse
     error: str
+    opening: dlopen.Opening = dlopen.Opening()
     listed: HostFile | None = None
+    stated: Release | None = None
+    provided: frozenset[str] = frozenset()
 
     @property
     def needs_torch(self) -> bool:
@@ -67,7 +82,7 @@ class Library:
 
     def missing(self) -> dict[Release, tuple[str, ...]]:
         """The names that each recorded torch lacks, oldest torch first."""
-        return torch_names.missing(self.info.undefined, cxx11=self.cxx11)
+        return torch_names.missing(self.info.undefined - self.provided, cxx11=self.cxx11)
 
     def abi(self, torch: Exact | None) -> TorchAbi | None:
         """How it is tied to torch. ``torch`` is the one that built it; None is the answer if only that could tell."""
@@ -83,24 +98,42 @@ class Library:
 
 @value(frozen=True)
 class Contents:
-    """Everything that was read: libraries, prebuilt device code behind a manifest, the torch that metadata state."""
+    """Everything that was read: libraries, manifests by their folders, the torch that metadata state."""
 
     name: str
     libraries: tuple[Library, ...]
-    images: tuple[GpuTarget, ...]
+    manifests: tuple[tuple[str, BuildInfo], ...]
     stated: Release | None
     tag: tuple[str, str, str] | None
     version: str
     unread: tuple[tuple[str, str], ...]
 
+    @property
+    def images(self) -> tuple[GpuTarget, ...]:
+        """The targets of the prebuilt device code behind a manifest."""
+        found = {image.target for _, info in self.manifests for image in info.device}
+        return tuple(sorted(found, key=lambda target: (target.kind.value, target.capability, target.suffix)))
+
+
+@value(frozen=True)
+class _File:
+    """A file that can be read, and the size that it claims."""
+
+    size: int
+    read: Callable[[], bytes]
+
 
 def read(path: Path) -> Contents:
-    """Read a wheel, a folder or a library. KernelError if there is no library in it, or it cannot be read."""
+    """Read a wheel, a folder or a library. KernelError if there is no library in it, or it cannot be read.
+
+    Nothing is unpacked to a disk.
+    """
     if path.suffix != ".whl":
-        return _contents(path, path, None)
+        return _contents(path, dict(_on_disk(path)), None)
     match = name_of(path)
-    with unpacked(path) as root:
-        return _contents(path, root, match)
+    with opened(path) as archive:
+        packed = {one.filename: _File(one.file_size, partial(archive.read, one)) for one in archive.files}
+        return _contents(path, packed, match)
 
 
 def name_of(wheel: Path) -> re.Match[str]:
@@ -130,30 +163,42 @@ def unpacked(wheel: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:
+def _on_disk(root: Path) -> Iterator[tuple[str, _File]]:
     if not root.exists():
         raise KernelError(f"there is no {root}", needed="a wheel, a folder or a shared library")
-    files = {root.name: root} if root.is_file() else dict(_files(root))
+    for path in sorted(root.rglob("*")) if root.is_dir() else (root,):
+        if path.is_file():
+            where = path.name if path == root else path.relative_to(root).as_posix()
+            yield where, _File(path.stat().st_size, partial(files.read, path, MAX_FILE_BYTES))
+
+
+def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None) -> Contents:
     tag = (match["python"], match["abi"], match["platform"]) if match else None
-    libraries, unread = [], []
-    manifests = {where: _manifest(where, file) for where, file in files.items() if _MANIFEST.fullmatch(where)}
+    manifests = {where: _manifest(where, file) for where, file in held.items() if _MANIFEST.fullmatch(where)}
     listed = {f"{where.rpartition('/')[0]}/{one.path}": one for where, info in manifests.items() for one in info.host}
-    for where, file in sorted(files.items()):
-        data = file.read_bytes() if _LIBRARY.fullmatch(file.name) or root.is_file() else GUARD_MARK.encode()
-        if not data.startswith(GUARD_MARK.encode()):
-            try:
-                libraries.append(replace(library(where, data, tag), listed=listed.get(where)))
-            except elf.ElfError as error:
-                unread.append((where, str(error)))
-    if not libraries and not unread:
-        raise KernelError(f"{path.name} has no shared library", found=f"{len(files)} files, all of them without code")
-    images = {image.target for info in manifests.values() for image in info.device}
+    named = {w: file for w, file in sorted(held.items()) if _LIBRARY.fullmatch(w.rpartition("/")[2]) or len(held) == 1}
+    size = sum(file.size for file in named.values())
+    if size > MAX_FILE_BYTES:
+        raise KernelError(
+            f"{path.name} is too large to be read",
+            found=f"{size / 1e9:.1f} GB in {len(named)} files",
+            needed=f"libraries of at most {MAX_FILE_BYTES / 1e9:.1f} GB together",
+        )
+    libraries, unread = [], []
+    for where, file in named.items():
+        found = _library(where, file, tag)
+        if isinstance(found, Library):
+            libraries.append(replace(found, listed=listed.get(where)))
+        elif found is not None:
+            unread.append((where, found))
+    if not (libraries or unread or any(info.device for info in manifests.values())):
+        raise KernelError(f"{path.name} has no shared library", found=f"{len(held)} files, all of them without code")
     version = match["version"] if match else ""
-    metadata = b"".join(f.read_bytes() for where, f in files.items() if where.endswith(".dist-info/METADATA"))
+    metadata = b"".join(_text(w, file) for w, file in held.items() if w.endswith(".dist-info/METADATA"))
     return Contents(
         path.name,
-        tuple(libraries),
-        tuple(sorted(images, key=lambda target: (target.kind.value, target.capability, target.suffix))),
+        tuple(_with_provided(libraries)),
+        tuple((where.rpartition("/")[0], info) for where, info in manifests.items()),
         stated_torch(version, message_from_bytes(metadata).get_all("Requires-Dist") or ()),
         tag,
         version,
@@ -161,11 +206,31 @@ def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:
     )
 
 
+def _library(where: str, file: _File, tag: tuple[str, str, str] | None) -> Library | str | None:
+    """A library, or why it cannot be read; None for a guard, the short text in the place of a library."""
+    try:
+        data = file.read()
+        return None if data.startswith(GUARD_MARK.encode()) else library(where, data, tag)
+    except (elf.ElfError, OSError) as error:
+        return str(error)
+
+
+def _with_provided(libraries: list[Library]) -> Iterator[Library]:
+    """The libraries, each with the names that others of the wheel define for it."""
+    defined: dict[str, set[str]] = {}
+    for one in libraries:
+        for name in one.info.exported:
+            defined.setdefault(name, set()).add(one.path)
+    for one in libraries:
+        others = (name for name in one.info.undefined if defined.get(name, set()) - {one.path})
+        yield replace(one, provided=frozenset(others))
+
+
 def library(path: str, data: bytes, tag: tuple[str, str, str] | None) -> Library:
     """Read one library. ``tag`` is that of its wheel. ElfError if it is no shared library."""
     info = elf.read_shared_object(data)
     bound = bindings.binding(info)
-    named = _MODULE.fullmatch(path.rpartition("/")[2])
+    named, of_torch = _MODULE.fullmatch(path.rpartition("/")[2]), _OF_PATH.search(path)
     name = named["name"] if named else path.rpartition("/")[2].partition(".")[0]
     code: tuple[DeviceCode, ...] = ()
     cpu, error = cpu_code.CpuUse((), ()), ""
@@ -188,6 +253,8 @@ def library(path: str, data: bytes, tag: tuple[str, str, str] | None) -> Library
         code,
         cpu,
         error,
+        dlopen.read(data, info.versions),
+        stated=None if of_torch is None else Release(int(of_torch[1]), int(of_torch[2])),
     )
 
 
@@ -209,13 +276,18 @@ def stated_torch(version: str, requirements: Iterable[str]) -> Release | None:
     return None if found is None else Release(int(found[1]), int(found[2]))
 
 
-def _files(root: Path) -> Iterable[tuple[str, Path]]:
-    return ((path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if path.is_file())
-
-
-def _manifest(where: str, file: Path) -> BuildInfo:
+def _text(where: str, file: _File) -> bytes:
+    if file.size > MAX_MANIFEST_BYTES:
+        raise KernelError(f"{where} is too large", found=f"{file.size} bytes", needed=f"at most {MAX_MANIFEST_BYTES}")
     try:
-        return BuildInfo.from_json(file.read_text(encoding="utf-8"))
+        return file.read()
+    except OSError as error:
+        raise KernelError(f"{where} cannot be read", found=str(error)) from error
+
+
+def _manifest(where: str, file: _File) -> BuildInfo:
+    try:
+        return BuildInfo.from_json(_text(where, file).decode())
     except (ManifestError, UnicodeDecodeError) as error:
         raise KernelError(f"the manifest {where} cannot be read", found=str(error)) from error
 

@@ -1,81 +1,50 @@
-"""Judge what ``xray`` read: what is wrong with a wheel anywhere, and whether it works on one machine.
+"""Judge what ``xray`` read: whether it works on one machine.
 
-A library is judged by the same :func:`precast._abi.decide.choose_library` that chooses ours.
+A library is judged by the same :func:`precast._abi.decide.choose_library` that chooses ours, and device code behind a
+manifest by the same :func:`precast._abi.decide.choose_image`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
-from precast._abi.capability import ComputeCapability, TargetKind
-from precast._abi.decide import Case, choose_library
-from precast._abi.decision import JIT_CANDIDATE, Need
+from precast._abi.decide import Case, choose_image, choose_library
+from precast._abi.decision import JIT_CANDIDATE, Need, Rejection
 from precast._abi.host import Gpu, Host, TorchInfo
 from precast._abi.label import Label
 from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import Exact, Stable
-from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._abi.violation import Violation
-from precast._builder import bindings, torch_names
+from precast._builder import alternatives, dlopen, torch_names, xray_torch
+from precast._builder.verdicts import ORDER, YES, Machine, Verdict, worst
 from precast._builder.xray import Contents, Library
 
 # Libraries of torch, CUDA and OpenMP. A copy in the wheel would be loaded as a second one in the same process.
+_CUDA = (
+    r"(?:cuda|cudart|cudadevrt|cublas(?:Lt)?|cufft|cufftw|cufile|cufile_rdma|cupti|curand|cusolver|cusolverMg|cusparse"
+    r"|cusparseLt|cudnn\w*|cudss\w*|cutensor\w*|nvrtc(?:-builtins)?|nvJitLink|nvjpeg\w*|nvToolsExt|nvtx\w*|nvcomp\w*"
+    r"|nvblas|nvfatbin|nvptxcompiler|nvperf_\w+|nvshmem_\w+|nvidia-\w+|nvcuvid|npp\w+)"
+)
 FOREIGN = re.compile(
     r"lib((torch(_(cpu|cuda|cuda_linalg|hip|xpu|python|global_deps|nvshmem))?|c10(_cuda|_hip|_xpu)?|gomp|i?omp\d*)"
-    r"|cu[a-z]\w*|nv\w*|nccl\w*|stdc\+\+|gcc_s|python[\d.]*)([.-][\w.+-]*)?\.so[\w.-]*"
+    rf"|{_CUDA}|nccl\w*|stdc\+\+|gcc_s|python[\d.]*)([.-][\w.+-]*)?\.so[\w.-]*"
 )
 # A copy of a CUDA library under a name of its own, as auditwheel gives it. It is as safe as one linked statically.
-_OWN_COPY = re.compile(r"lib(cu[a-z]\w*|nv\w*)[.-][0-9a-f]{8}\.so[\w.-]*")
+_OWN_COPY = re.compile(rf"lib{_CUDA}[.-][0-9a-f]{{8}}\.so[\w.-]*")
 # What torch, CUDA's packages and the system provide (PEP 600's libraries, and Python's own).
 PROVIDED = re.compile(
     FOREIGN.pattern + r"|lib(c|m|dl|rt|pthread|util|nsl|resolv|z|expat|X11|Xext|Xrender|ICE|SM|GL|shm|mkl\w*"
     r"|gobject-2\.0|gthread-2\.0|glib-2\.0)\.so[\w.-]*|ld-linux[\w.-]*"
 )
-_MANYLINUX = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-_PLATFORM = re.compile(r"(manylinux(?:1|2010|2014)|manylinux_(\d+)_(\d+)|linux)_(x86_64|aarch64)")
-# The first driver branch with each CUDA version (CUDA Toolkit release notes, table 3).
-_BRANCHES = {525: (12, 0), 530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5), 560: (12, 6)}
-_BRANCHES |= {565: (12, 7), 570: (12, 8), 575: (12, 9), 580: (13, 0), 590: (13, 1), 595: (13, 2)}
-
-
-@value(frozen=True)
-class Machine:
-    """The machine that a user names; None for a part that must not matter."""
-
-    torch: TorchVersion | None = None
-    gpu: ComputeCapability | None = None
-    driver: CudaVersion | None = None
-    python: Release | None = None
-    glibc: Release | None = None
-
-
-@value(frozen=True)
-class Verdict:
-    """Whether a library works on a machine: ``"yes"``, ``"no"`` or ``"unknown"``, with the reasons against it."""
-
-    answer: str
-    why: tuple[str, ...]
 
 
 def is_foreign(name: str) -> bool:
     """Whether a library in a wheel would be a second one of torch, CUDA or OpenMP in its process."""
     return FOREIGN.fullmatch(name) is not None and _OWN_COPY.fullmatch(name) is None
-
-
-def driver_version(text: str) -> CudaVersion:
-    """The CUDA version of a driver: of ``"580"``, ``"580.65.06"`` or ``"13.0"``. ValueError for anything else."""
-    branch = text.partition(".")[0]
-    if len(branch) == 3 and branch.isdecimal():
-        known = [cuda for first, cuda in _BRANCHES.items() if int(branch) >= first]
-        if known:
-            return CudaVersion(*known[-1])
-        raise ValueError(f"driver {text} is older than CUDA 12; wanted {min(_BRANCHES)} or newer")
-    return CudaVersion.parse(text)
 
 
 def host_file(library: Library, torch: Exact | None) -> HostFile | None:
@@ -104,20 +73,18 @@ def host_file(library: Library, torch: Exact | None) -> HostFile | None:
 
 def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
     """Whether a library works on that machine, with the libraries of the wheel that it links."""
-    there = _there(contents, library)
     seen, left = {library.path: _judge(contents, library, machine)}, [library]
     while left:
+        there = _there(contents, left[-1])
         for name in left.pop().info.needed:
             if name in there and there[name].path not in seen:
                 left.append(there[name])
                 seen[left[-1].path] = _judge(contents, left[-1], machine)
             elif name not in there and not PROVIDED.fullmatch(name):
                 seen[name] = Verdict("unknown", (f"needs {name}, which is not in the wheel and not torch's",))
-    first, *others = seen.items()
-    order = ("no", "unknown", "yes")
-    answer = min((verdict.answer for verdict in seen.values()), key=order.index)
-    linked = (f"{where}: {why}" for where, verdict in others if verdict.answer == answer for why in verdict.why)
-    return Verdict(answer, (*first[1].why, *linked))
+    own, *others = seen.items()
+    linked = (Verdict(one.answer, tuple(f"{where}: {why}" for why in one.why)) for where, one in others)
+    return worst((own[1], *linked))
 
 
 def _there(contents: Contents, library: Library) -> dict[str | None, Library]:
@@ -130,12 +97,70 @@ def _there(contents: Contents, library: Library) -> dict[str | None, Library]:
 
 
 def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
-    lacks = None if library.listed is not None else _torch(contents, library, machine.torch)
-    if lacks is not None and lacks.answer == "no":
-        return lacks
+    own = (
+        ()
+        if library.listed is not None
+        else (xray_torch.judge(contents, library, machine.torch) or YES, _runtime(library, machine))
+    )
+    return worst((*_loader(contents, library, machine), *own, _process(library, machine)))
+
+
+def _runtime(library: Library, machine: Machine) -> Verdict:
+    """A CUDA runtime for a library that does not need torch: it may have a path to another one than torch's."""
+    wanted, torch = library.bound.cudart, machine.torch
+    if wanted is None or library.needs_torch or torch is None or not torch.local:
+        return YES
+    found = _cuda(torch)
+    if found is not None and found.major == wanted:
+        return YES
+    return Verdict("unknown", (f"needs libcudart.so.{wanted}, and torch {torch} brings another or none",))
+
+
+def _cuda(torch: TorchVersion) -> CudaVersion | None:
+    """The CUDA version in the local version of a torch."""
+    found = re.search(r"cu(\d\d)(\d+)", torch.local or "")
+    return CudaVersion(int(found[1]), int(found[2])) if found else None
+
+
+def _loader(contents: Contents, library: Library, machine: Machine) -> Iterator[Verdict]:
+    """What the dynamic loader says before it looks for a symbol, and what could not be read."""
+    opening, there = library.opening, _there(contents, library)
+    if opening.refused:
+        yield Verdict("no", (f"the dynamic loader refuses it: {opening.refused}",))
+    if opening.unsure:
+        yield Verdict("unknown", (opening.unsure,))
+    if library.error:
+        yield Verdict("unknown", (f"its code cannot be read: {library.error}",))
+    if opening.executable_stack and (machine.glibc is None or machine.glibc >= dlopen.STRICT_STACK):
+        answer = "unknown" if machine.glibc is None else "no"
+        yield Verdict(answer, (f"it wants an executable stack, which glibc {dlopen.STRICT_STACK} and newer refuse",))
+    for file, version in library.info.versions:
+        if file not in library.info.needed:
+            yield Verdict("unknown", (f"needs version {version} of {file}, which it does not link",))
+        elif file in there:
+            if there[file].info.offered and version not in there[file].info.offered:
+                yield Verdict("no", (f"needs version {version} of {there[file].path}, which does not have it",))
+        elif PROVIDED.fullmatch(file) and not dlopen.known(file, version):
+            yield Verdict("unknown", (f"needs version {version} of {file}, which is not known to have it",))
+
+    elsewhere = [file for file in library.info.needed if file not in there]
+    for name in sorted(library.info.anywhere - library.provided - {*library.bound.classic, *library.bound.python}):
+        if not torch_names.SHIM.fullmatch(name) and not any(dlopen.offers(file, name) for file in elsewhere):
+            yield Verdict("unknown", (f"needs {name}, and nothing that it links is known to have it",))
+            break
+
+
+def _process(library: Library, machine: Machine) -> Verdict:
+    """What the decision of our own libraries says of this one."""
     torch = machine.torch or TorchVersion.parse("2.10.0")
-    cxx11 = library.cxx11 is not False if machine.torch is None else _has_cxx11(machine.torch)
+    cxx11 = (
+        library.cxx11 is not False
+        if machine.torch is None
+        else xray_torch.has_cxx11(machine.torch, library.info.machine)
+    )
     file = library.listed or host_file(library, Exact(torch.release, cxx11))
+    if file is not None and library.listed is None and not library.needs_torch:
+        file = replace(file, cuda_major=None)  # _runtime() judges it
     if file is not None and (file.links or file.kind is HostKind.LINKED):  # each by itself; judge() follows the links
         file = replace(file, links=(), kind=HostKind.LIBRARY, families=file.families or ("linked",))
     if file is None:
@@ -144,142 +169,84 @@ def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
         torch = TorchVersion.parse(f"{file.abi.floor}.0")
     elif machine.torch is None and isinstance(file.abi, Exact):
         torch, cxx11 = TorchVersion.parse(f"{file.abi.release}.0"), file.abi.cxx11
-    rejections = choose_library(
-        Case(_host(file, torch, cxx11, machine), _info(file), _AOT, Need(file.families[0], "cpu"), {})
-    )
+    case = Case(_host(file, torch, cxx11, machine), _info(file), _AOT, Need(file.families[0], "cpu"), {})
+    return _rejected(choose_library(case).rejections)
+
+
+def _rejected(rejections: Iterable[Rejection]) -> Verdict:
     why = tuple(
         f"{one.reason.value}: needs {one.wanted}; found {one.found}"
-        for one in rejections.rejections
+        for one in rejections
         if one.candidate != JIT_CANDIDATE
     )
-    if why:
-        return Verdict("no", why)
-    return lacks or Verdict("yes", ())
+    return Verdict("no", why) if why else YES
 
 
-def overall(contents: Contents, machine: Machine) -> str | None:
-    """The answer for the whole file: of the libraries behind one guard the best counts, and of all guards the worst.
+def device(info: BuildInfo, family: str, machine: Machine) -> Verdict:
+    """Whether the device code of a family in a manifest runs on the GPU, or with the driver, that a machine names."""
+    images = [image for image in info.device if image.family == family]
+    driver = machine.driver or max((image.min_driver for image in images), default=_ANY_DRIVER)
+    if machine.gpu is None:
+        oldest = min((image.min_driver for image in images), default=driver)
+        return YES if oldest <= driver else Verdict("no", (f"driver: needs CUDA {oldest} or newer; found {driver}",))
+    gpu = Gpu(0, machine.gpu, "the GPU named")
+    host = Host("Linux", "", Release(3, 12), None, None, None, driver=driver, gpus=(gpu,))
+    pick = choose_image(Case(host, info, _AOT, Need(family, "cuda"), {}), gpu)
+    return YES if pick.chosen is not None else _rejected(pick.rejections)
 
-    None without a library that can be judged: an adapter of precast's own works only with its library.
+
+def overall(contents: Contents, machine: Machine) -> Verdict:
+    """The answer for the whole file: the worst of all, where of libraries that stand for each other the best counts.
+
+    Prebuilt device code counts if a GPU or a driver is named. A file that cannot be read makes the answer unknown.
     """
-    order = ("no", "unknown", "yes")
-    best: dict[str, str] = {}
-    for library in contents.libraries:
-        if library.listed is None or library.listed.families:
-            folder, listed = library.path.rpartition("/")[0], library.listed
-            guard = library.path if listed is None else f"{folder} {listed.families}"
-            answer = judge(contents, library, machine).answer
-            best[guard] = max(best.get(guard, answer), answer, key=order.index)
-    return min(best.values(), key=order.index, default=None)
+    groups = [(group, _best(contents, group, machine)) for group in alternatives.groups(contents)]
+    parts = [verdict for _, verdict in groups]
+    if machine.gpu is not None or machine.driver is not None:
+        families = {(folder, image.family): info for folder, info in contents.manifests for image in info.device}
+        parts += [device(info, family, machine) for (_, family), info in families.items()]
+    parts += [Verdict("unknown", (f"{where} cannot be read: {why}",)) for where, why in contents.unread]
+    chosen = tuple(path for group, verdict in groups if len(group.libraries) > 1 for path in verdict.by)
+    whole = worst(parts)
+    return replace(whole, by=chosen if whole.answer == "yes" else ())
 
 
-def problems(contents: Contents) -> Iterator[Violation]:
-    """What is wrong with a wheel whatever the machine."""
-    for where, why in contents.unread:
-        yield Violation("library", where, "a shared library of x86_64 or aarch64", why)
-    runtimes = {library.bound.cudart for library in contents.libraries if library.bound.cudart}
-    if len(runtimes) > 1:
-        yield Violation("CUDA runtime", contents.name, "one CUDA major", ", ".join(map(str, sorted(runtimes))))
-    of_torch = any(library.needs_torch for library in contents.libraries)
-    for library in contents.libraries:
-        if of_torch and is_foreign(library.path.rpartition("/")[2]):
-            where = "torch, CUDA and OpenMP from where torch is installed"
-            yield Violation("bundled", library.path, where, "in the wheel")
-            continue
-        yield from _own(library)
-        if contents.tag is not None:
-            yield from _tag(contents, library)
+def _best(contents: Contents, group: alternatives.Group, machine: Machine) -> Verdict:
+    """Whether one of several libraries that stand for each other works, and which one."""
+    found = [(one, judge(contents, one, machine)) for one in group.libraries]
+    library, best = max(found, key=lambda pair: ORDER.index(pair[1].answer))
+    others = _others_import(contents, group, machine)
+    if best.answer == "no" and others and all(_of_another_python(one, machine) for one in group.libraries):
+        return Verdict("unknown", (f"{library.path} is for another Python, and nothing says what needs it",))
+    return replace(best, by=(library.path,))
 
 
-def _own(library: Library) -> Iterator[Violation]:
-    if library.error:
-        yield Violation("code", library.path, "machine code and device code that can be read", library.error)
-    if bindings.brings_runtime(library.info):
-        yield Violation("C++ runtime", library.path, "libstdc++.so.6 of the process", "one linked into it")
-    if library.cpu.required:
-        found = f"{', '.join(library.cpu.required)}, without asking the processor"
-        yield Violation("CPU", library.path, "instructions that every processor has", found)
-    if library.needs_torch:
-        missing = library.missing()
-        if all(missing.values()):
-            release, names = min(missing.items(), key=lambda item: len(item[1]))
-            yield Violation("torch", library.path, "names that some torch has", f"{names[0]}, not in torch {release}")
-    real = {code.target.capability for code in library.code if code.target.kind is TargetKind.SASS}
-    if real and not any(code.target.kind is TargetKind.PTX for code in library.code):
-        newest = max(real)
-        if newest.major < 9:
-            yield Violation("GPU", library.path, "PTX, or code for newer GPUs", f"code for at most {newest}.x alone")
+def _of_another_python(library: Library, machine: Machine) -> bool:
+    python = machine.python
+    return python is not None and library.python.startswith("cp3") and library.python != f"cp3{python.minor}"
 
 
-def _tag(contents: Contents, library: Library) -> Iterator[Violation]:
-    """The tag of a wheel promises no more than its library keeps."""
-    if contents.tag is None:
-        raise AssertionError("a tag was there")
-    python, abi, platform = contents.tag
-    if library.python != "none" and abi == "none":
-        yield Violation("tag", library.path, "a wheel for the Python whose functions it calls", f"{python}-{abi}")
-    if library.python.startswith("cp") and abi.startswith("cp") and library.python not in abi.split("."):
-        yield Violation("tag", library.path, f"a wheel for {library.python}", f"{python}-{abi}")
-    for one in platform.split("."):
-        known = _PLATFORM.fullmatch(one)
-        if known is None or known[4] != library.info.machine:
-            yield Violation("tag", library.path, f"a platform of {library.info.machine}", one)
-            continue
-        promised = _MANYLINUX.get(known[1]) or ((int(known[2]), int(known[3])) if known[2] else None)
-        if promised is not None and library.info.glibc[:2] > promised:
-            needs = ".".join(map(str, library.info.glibc))
-            yield Violation("glibc", library.path, f"at most {promised[0]}.{promised[1]}, as {one} says", needs)
-    label = re.search(r"cu(\d\d)\d+", contents.version.partition("+")[2])
-    if label is not None and library.bound.cudart not in (None, int(label[1])):
-        yield Violation(
-            "label", library.path, f"CUDA {label[1]}, as +{label[0]} says", f"libcudart.so.{library.bound.cudart}"
-        )
+def _others_import(contents: Contents, group: alternatives.Group, machine: Machine) -> bool:
+    """Whether the wheel is for other Pythons too, and has another module for the one named."""
+    if contents.tag is None or contents.tag[1] not in ("abi3", "none"):
+        return False
+    others = (one for one in contents.libraries if one not in group.libraries and one.is_module)
+    return any(not _of_another_python(one, machine) for one in others)
 
 
-def _torch(contents: Contents, library: Library, torch: TorchVersion | None) -> Verdict | None:
-    """What can be said about a torch; None if it fits."""
-    if torch is None or not library.needs_torch:
-        return None
-    missing = library.missing()
-    if missing.get(torch.release):
-        names = missing[torch.release]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return Verdict("no", (f"torch-abi: torch {torch.release} does not have {names[0]}{more}",))
-    if library.bound.torch_cuda and torch.local == "cpu":
-        return Verdict("no", (f"cuda-runtime: needs torch's CUDA libraries; found torch {torch}",))
-    if not library.bound.classic:
-        return None
-    if library.cxx11 not in (None, _has_cxx11(torch)):
-        return Verdict("no", (f"torch-abi: needs cxx11 ABI {int(bool(library.cxx11))}; torch {torch} has the other",))
-    if contents.stated is not None:
-        if contents.stated == torch.release:
-            return None
-        return Verdict("no", (f"torch-abi: needs torch {contents.stated}, as its metadata say; found torch {torch}",))
-    fitting = [str(release) for release, names in missing.items() if not names]
-    if len(fitting) == 1:
-        return None
-    several = f"one of torch {', '.join(fitting)} built it, and only that one is safe: its C++ has no stable ABI"
-    return Verdict("unknown", (several,))
-
-
-def _has_cxx11(torch: TorchVersion) -> bool:
-    """The C++ ABI of PyPI's build of a torch; torch 2.7 and newer have the new one."""
-    return next((one.cxx11 for one in torch_names.recorded() if one.release == torch.release), True)
-
-
+_ANY_DRIVER = CudaVersion(99, 0)
 _AOT = Settings(jit=JitMode.AOT)
 
 
 def _host(file: HostFile, torch: TorchVersion, cxx11: bool, machine: Machine) -> Host:
     """A machine that meets every need of the library but for what the user named."""
-    of_torch = re.search(r"cu(\d\d)(\d+)", torch.local or "")
-    cuda = CudaVersion(int(of_torch[1]), int(of_torch[2])) if of_torch else None
+    cuda = _cuda(torch)
     if cuda is None and file.cuda_major is not None and torch.local != "cpu":
         cuda = CudaVersion(file.cuda_major, 0)
     exact = file.python.removeprefix("cp3").removesuffix("t")
     python = machine.python or Release(3, int(exact) if exact.isdecimal() else 12)
     gpus = (Gpu(0, machine.gpu, "the GPU named"),) if machine.gpu is not None else ()
-    driver = machine.driver or max((code.min_driver for code in file.code), default=CudaVersion(99, 0))
+    driver = machine.driver or max((code.min_driver for code in file.code), default=_ANY_DRIVER)
     return Host(
         "Linux", file.machine, python, machine.glibc or file.glibc, file.glibcxx, TorchInfo(torch, cxx11, cuda),
         driver=driver, gpus=gpus,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.version import Release, TorchVersion
-from precast._builder import torch_names, xray, xray_verdict
+from precast._builder import alternatives, torch_names, verdicts, xray, xray_problems, xray_verdict
 from precast._cli import output, status
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
     for name, parse, example in (
         ("torch", TorchVersion.parse, "2.13.0 or 2.13.0+cu130"),
         ("gpu", ComputeCapability.parse, "a compute capability, such as 9.0"),
-        ("driver", xray_verdict.driver_version, "580, or the CUDA version that it supports"),
+        ("driver", verdicts.driver_version, "580, or the CUDA version that it supports"),
         ("python", Release.parse, "3.12"),
         ("glibc", Release.parse, "2.28"),
     ):
@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was read; return 1 if something is wrong with the file, or a library does not work there."""
-    machine = xray_verdict.Machine(options.torch, options.gpu, options.driver, options.python, options.glibc)
+    machine = verdicts.Machine(options.torch, options.gpu, options.driver, options.python, options.glibc)
     facts = examine(xray.read(options.file), machine)
     if options.json:
         output.print_json(facts)
@@ -47,20 +47,28 @@ def run(options: argparse.Namespace) -> int:
     return status.GOOD if not facts["problems"] and facts["answer"] != "no" else status.NO
 
 
-def examine(contents: Contents, machine: xray_verdict.Machine) -> dict[str, Any]:
+def examine(contents: Contents, machine: verdicts.Machine) -> dict[str, Any]:
     """Everything as plain JSON. ``answer`` is None if no machine was named."""
-    asked = machine != xray_verdict.Machine()
+    asked = machine != verdicts.Machine()
     libraries = [_library(contents, one, machine if asked else None) for one in contents.libraries]
     problems = [
         {"check": one.check, "where": one.where, "wanted": one.wanted, "found": one.found}
-        for one in xray_verdict.problems(contents)
+        for one in xray_problems.problems(contents)
     ]
+    whole = xray_verdict.overall(contents, machine)
     return {
-        "schema": 1,
+        "schema": 2,
         "file": contents.name,
-        "answer": xray_verdict.overall(contents, machine) if asked else None,
+        "answer": whole.answer if asked else None,
+        "why": list(whole.why) if asked else [],
+        "works_by": list(whole.by) if asked else [],
         "stated_torch": None if contents.stated is None else str(contents.stated),
         "images": [str(image) for image in contents.images],
+        "alternatives": [
+            {"libraries": [one.path for one in group.libraries], "why": group.why}
+            for group in alternatives.groups(contents)
+            if len(group.libraries) > 1
+        ],
         "libraries": libraries,
         "problems": problems,
     }
@@ -73,6 +81,8 @@ def to_text(facts: dict[str, Any]) -> str:
         lines.append(f"  its metadata say torch {facts['stated_torch']}")
     if facts["images"]:
         lines.append(f"  device code behind a manifest: {' '.join(facts['images'])}")
+    for group in facts["alternatives"]:
+        lines.append(f"  one is enough of {', '.join(group['libraries'])}: {group['why']}")
     for library in facts["libraries"]:
         lines += ["", library["path"]]
         lines += [f"  {line}" for line in output.table(list(_rows(library)))]
@@ -84,14 +94,19 @@ def to_text(facts: dict[str, Any]) -> str:
             f"  found   {one['found']}",
         ]
     if facts["answer"] is not None:
-        lines += ["", f"on that machine: {_ANSWERS[facts['answer']]}"]
+        by = f" by {', '.join(facts['works_by'])}" if facts["works_by"] else ""
+        lines += ["", f"on that machine: {_ANSWERS[facts['answer']]}{by}", *(f"  {why}" for why in facts["why"])]
     return "\n".join(lines)
 
 
-_ANSWERS = {"yes": "works", "no": "does not work", "unknown": "its names are there, but nothing says that it works"}
+_ANSWERS = {
+    "yes": "works",
+    "no": "does not work",
+    "unknown": "nothing known is against it, but not everything is known",
+}
 
 
-def _library(contents: Contents, one: Library, machine: xray_verdict.Machine | None) -> dict[str, Any]:
+def _library(contents: Contents, one: Library, machine: verdicts.Machine | None) -> dict[str, Any]:
     alone = one.listed is None or bool(one.listed.families)  # an adapter is judged with its library
     verdict = xray_verdict.judge(contents, one, machine) if machine is not None and alone else None
     missing = one.missing() if one.needs_torch else {}

@@ -226,7 +226,7 @@ def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersio
         return None
     missing = library.missing()
     fitting = [release for release, names in missing.items() if not names]
-    release = torch.release if torch is not None else contents.stated
+    release = library.stated or (torch.release if torch is not None else contents.stated)
     if release is None and len(fitting) == 1:
         release = fitting[0]
     if release is None:

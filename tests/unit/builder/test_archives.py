@@ -96,6 +96,16 @@ def test_counts_and_indices_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         pytest.fail("it was opened")
 
 
+def test_the_folders_that_names_imply_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_ZIP_MEMBERS", 10)
+    with open_zip(zipped(tmp_path / "a.zip", written("a/b/c/x", "a/b/c/y", "a/d/x"))) as archive:
+        assert len(archive.files) == 3
+    path = zipped(tmp_path / "b.zip", written("a/b/c/d/x", "e/f/g/h/x"))
+    monkeypatch.setattr(archives, "_ZIP_MEMBERS", 9)
+    with pytest.raises(BadArchive, match="2 files in more than 7 folders"), open_zip(path):
+        pytest.fail("it was opened")
+
+
 def test_a_member_is_read_no_further_than_it_declares(tmp_path: Path) -> None:
     path = zipped(tmp_path / "a.zip", lambda a: a.writestr("x", bytes(50 << 20)))
     data = bytearray(path.read_bytes())

@@ -147,7 +147,7 @@ def overlapping(names: int, characters: int) -> bytes:
 
 def test_names_that_overlap_take_no_memory_without_end() -> None:
     assert len(read_shared_object(overlapping(5, 100)).undefined) == 5
-    with pytest.raises(ElfError, match="overlap without end"):
+    with pytest.raises(ElfError, match="names or entries overlap without end"):
         read_shared_object(overlapping(2_000, 50_000))
 
 
@@ -229,14 +229,14 @@ def test_a_version_need_may_end_where_its_section_does_and_not_behind_it() -> No
     whole = need("GLIBC_2.17")
     assert read_shared_object(library(needs=whole, tail=bytes(64))).glibc == (2, 17)
     for short in (whole[:-1], whole[:15], b""):
-        with pytest.raises(ElfError, match="do not end inside their section"):
+        with pytest.raises(ElfError, match="versions do not end inside their section"):
             read_shared_object(library(needs=short, tail=bytes(64)))
 
 
 def test_version_needs_without_end_are_refused() -> None:
     one = struct.pack("<IHHII", 0, 0, 2, at("GLIBC_2.17"), 16)
     several = struct.pack("<HHIII", 1, 99, at("libc.so.6"), 16, 0) + one * 4
-    with pytest.raises(ElfError, match="do not end inside their section"):
+    with pytest.raises(ElfError, match="versions do not end inside their section"):
         read_shared_object(library(needs=several, tail=bytes(64)))
 
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from pathlib import Path
 
 import pytest
 
 from precast._builder import fatbin
+from tests.kit import spawn
 
 PTX, SASS = 1, 2
 PLAIN, LZ4, ZSTD = 0x11, 0x2011, 0x8011
 ARCHITECTURE, FAMILY = 0x100000, 0x200000
-# The first bytes of a cubin of CUDA 12 and of CUDA 13, as they are and in an LZ4 block: ten bytes and 54 zeros.
-CUBIN_12 = b"\x7fELF\x02\x01\x01\x33\x07".ljust(64, b"\0")
-CUBIN_13 = b"\x7fELF\x02\x01\x01\x41\x08".ljust(64, b"\0")
-LZ4_13 = b"\xaf" + CUBIN_13[:10] + b"\x01\x00\x23"
+# The version of a cubin of CUDA 12 and of CUDA 13, and what 12.9 and 13.0 list behind the header of one for 10.0.
+CUBIN_12, CUBIN_13 = (1, 7), (1, 8)
+LISTED_12 = "4800000010000000000202010002050500020300000206010000000000000000"
+LISTED_13 = "48000000100000000002090000040b0800000000000000000000000000000000"
 
 
-def entry(kind: int, arch: int, flags: int, payload: bytes = CUBIN_12, isa: tuple[int, int] = (8, 8)) -> bytes:
-    """One image with its header."""
-    padded = payload.ljust(-(-len(payload) // 8) * 8, b"\0")
+def entry(kind: int, arch: int, flags: int, isa: tuple[int, int] | None = None, listed: str = "") -> bytes:
+    """One image with its header. ``isa`` is the version of PTX or of a cubin; ``listed`` lies behind the header."""
+    payload = b"\x7fELF".ljust(64, b"\0")
+    major, minor = isa or ((8, 8) if kind == PTX else CUBIN_12)
+    behind = bytes.fromhex(listed)
+    size = 64 + len(behind)
     head = struct.pack(
-        "<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(padded), 0, 0, isa[1], isa[0], arch, 0, 0, flags, 0, len(payload)
+        "<HHIQIIHHIIIQQQ", kind, 0x101, size, len(payload), 0, 0, minor, major, arch, 0, 0, flags, 0, len(payload)
     )
-    return head + padded
+    return head + behind + payload
 
 
 def fat(*entries: bytes) -> bytes:
@@ -47,18 +53,43 @@ def test_each_target_is_read_from_its_header_however_it_is_compressed(
     assert targets(body) == [f"compute_{name}:12.9", f"sm_{name}:12.0"]
 
 
+@pytest.mark.parametrize("packed", [PLAIN, LZ4, ZSTD])
 @pytest.mark.parametrize(
-    ("payload", "flags", "driver"),
-    [(CUBIN_12, PLAIN, "12.0"), (CUBIN_13, PLAIN, "13.0"), (LZ4_13, LZ4, "13.0")],
-    ids=["12", "13", "packed"],
+    ("arch", "version", "listed", "driver"),
+    [
+        (80, CUBIN_12, "", "12.0"),
+        (80, CUBIN_13, "", "13.0"),
+        (100, CUBIN_13, LISTED_12, "12.0"),
+        (120, CUBIN_13, LISTED_13, "13.0"),
+        (100, CUBIN_13, LISTED_12.replace("02020100", "04020400") + "09090909", "12.0"),
+    ],
 )
-def test_the_toolkit_of_a_cubin_is_read_from_its_own_header(payload: bytes, flags: int, driver: str) -> None:
-    assert targets(fat(entry(SASS, 80, flags, payload))) == [f"sm_80:{driver}"]
+def test_the_toolkit_of_a_cubin_is_read_from_its_entry(
+    packed: int, arch: int, version: tuple[int, int], listed: str, driver: str
+) -> None:
+    assert targets(fat(entry(SASS, arch, packed, version, listed))) == [f"sm_{arch}:{driver}"]
+
+
+@pytest.mark.parametrize("arch", [90, 100, 120])
+@pytest.mark.nvcc
+def test_nvcc_writes_entries_that_tell_its_major(tmp_path: Path, arch: int) -> None:
+    said = spawn.run("nvcc", "--version").stdout
+    major = int(re.findall(r"release (\d+)\.", said)[0])
+    (tmp_path / "k.cu").write_text("__global__ void k(float* a) { a[threadIdx.x] += 1; }\n")
+    spawn.run("nvcc", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-fatbin", "k.cu", "-o", "k.fatbin", cwd=tmp_path)
+    assert targets((tmp_path / "k.fatbin").read_bytes()) == [f"sm_{arch}:{major}.0"]
 
 
 def test_the_linked_runtime_says_the_toolkit_of_what_does_not() -> None:
-    body = fat(entry(SASS, 80, ZSTD))
+    body = fat(entry(SASS, 80, ZSTD, (1, 9)))
     assert targets(body, cuda_major=13) == ["sm_80:13.0"] and targets(body) == ["sm_80:12.0"]
+
+
+def test_zeros_and_entries_without_end_are_passed_over_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert targets(bytes(64 << 20) + fat(entry(SASS, 80, PLAIN))) == ["sm_80:12.0"]
+    monkeypatch.setattr(fatbin, "_MOST_IMAGES", 3)
+    with pytest.raises(fatbin.FatbinError, match="more than 3 entries"):
+        targets(fat(*[entry(8, 80, PLAIN)] * 4))
 
 
 @pytest.mark.parametrize(("isa", "driver"), [((8, 0), "12.0"), ((8, 7), "12.8"), ((9, 0), "13.0"), ((7, 8), "11.8")])

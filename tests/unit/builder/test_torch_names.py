@@ -29,9 +29,26 @@ def test_a_table_says_which_release_lacks_which_name(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["_ZN2at6native3addEv", "_ZN2at4_ops5add_T10redispatchEv", "malloc", "_ZN3foo3barEv",
-                                  "_ZN5torch6stable6TensorC1Ev", "aoti_torch_get_current_cuda_stream"])  # fmt: skip
+                                  "_ZN5torch6stable6TensorC1Ev"])  # fmt: skip
 def test_other_names_are_not_judged(name: str) -> None:
     assert not torch_names.is_recorded(name)
+
+
+# What xformers 0.0.28.post3, vllm-flash-attn 2.6.2 and sgl-kernel 0.3.16 need of libtorch_cuda.so.
+OF_CUDA = (
+    "_ZN2at17CUDAGeneratorImpl11device_typeEv",
+    "_ZN2at4cuda26getCurrentDevicePropertiesEv",
+    "_ZN2at17CUDAGeneratorImpl17philox_cuda_stateEm",
+    "aoti_torch_get_current_cuda_stream",
+)
+
+
+@pytest.mark.parametrize("name", OF_CUDA)
+def test_the_names_of_torchs_cuda_libraries_are_recorded(name: str) -> None:
+    assert torch_names.is_recorded(name)
+    have = [release for release, names in torch_names.missing([name], cxx11=None).items() if not names]
+    assert Release(2, 8) in have
+    assert all(torch_names.missing([name + "x"], cxx11=None).values())
 
 
 @pytest.mark.torch

@@ -1,0 +1,98 @@
+"""What is wrong with a wheel whatever the machine: a tag that promises too much, copies of torch, code for old GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from precast._abi.capability import TargetKind
+from precast._abi.violation import Violation
+from precast._builder import alternatives, bindings, dlopen
+from precast._builder.xray import Contents, Library
+from precast._builder.xray_verdict import is_foreign
+
+_MANYLINUX = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+_PLATFORM = re.compile(r"(manylinux(?:1|2010|2014)|manylinux_(\d+)_(\d+)|linux)_(x86_64|aarch64)")
+
+
+def problems(contents: Contents) -> Iterator[Violation]:
+    """What is wrong with a wheel whatever the machine."""
+    for where, why in contents.unread:
+        yield Violation("library", where, "a shared library of x86_64 or aarch64", why)
+    groups = alternatives.groups(contents)
+    yield from _runtimes(contents, groups)
+    of_torch = any(library.needs_torch for library in contents.libraries)
+    beside = {one.path: group.libraries for group in groups for one in group.libraries}
+    for library in contents.libraries:
+        if of_torch and is_foreign(library.path.rpartition("/")[2]):
+            where = "torch, CUDA and OpenMP from where torch is installed"
+            yield Violation("bundled", library.path, where, "in the wheel")
+            continue
+        yield from _own(library)
+        others = [{one.check for one in _choosable(contents, other)} for other in beside.get(library.path, (library,))]
+        yield from (one for one in _choosable(contents, library) if all(one.check in checks for checks in others))
+        if contents.tag is not None:
+            yield from _tag(contents, library)
+
+
+def _runtimes(contents: Contents, groups: Iterable[alternatives.Group]) -> Iterator[Violation]:
+    """A CUDA major that all libraries have, or have one beside them for."""
+    majors = [{one.bound.cudart for one in group.libraries if one.bound.cudart} for group in groups]
+    known = [some for some in majors if some]
+    if known and not set.intersection(*known):
+        found = ", ".join(map(str, sorted(set.union(*known))))
+        yield Violation("CUDA runtime", contents.name, "one CUDA major", found)
+
+
+def _own(library: Library) -> Iterator[Violation]:
+    if library.opening.refused:
+        yield Violation("loader", library.path, "a library that the dynamic loader opens", library.opening.refused)
+    if library.opening.executable_stack:
+        yield Violation(
+            "stack", library.path, f"a stack for data, as glibc {dlopen.STRICT_STACK} wants", "one for code"
+        )
+    if library.error:
+        yield Violation("code", library.path, "machine code and device code that can be read", library.error)
+    if bindings.brings_runtime(library.info):
+        yield Violation("C++ runtime", library.path, "libstdc++.so.6 of the process", "one linked into it")
+    if library.cpu.required:
+        found = f"{', '.join(library.cpu.required)}, without asking the processor"
+        yield Violation("CPU", library.path, "instructions that every processor has", found)
+
+
+def _choosable(contents: Contents, library: Library) -> Iterator[Violation]:
+    """What is wrong with a library, and does not matter if another one that stands for it is right."""
+    if library.needs_torch:
+        missing = library.missing()
+        if all(missing.values()):
+            release, names = min(missing.items(), key=lambda item: len(item[1]))
+            yield Violation("torch", library.path, "names that some torch has", f"{names[0]}, not in torch {release}")
+    real = {code.target.capability for code in library.code if code.target.kind is TargetKind.SASS}
+    if real and not any(code.target.kind is TargetKind.PTX for code in library.code):
+        newest = max(real)
+        if newest.major < 9:
+            yield Violation("GPU", library.path, "PTX, or code for newer GPUs", f"code for at most {newest}.x alone")
+    label = re.search(r"cu(\d\d)\d+", contents.version.partition("+")[2])
+    if label is not None and library.bound.cudart not in (None, int(label[1])):
+        found = f"libcudart.so.{library.bound.cudart}"
+        yield Violation("label", library.path, f"CUDA {label[1]}, as +{label[0]} says", found)
+
+
+def _tag(contents: Contents, library: Library) -> Iterator[Violation]:
+    """The tag of a wheel promises no more than its library keeps."""
+    if contents.tag is None:
+        raise AssertionError("a tag was there")
+    python, abi, platform = contents.tag
+    if library.python != "none" and abi == "none":
+        yield Violation("tag", library.path, "a wheel for the Python whose functions it calls", f"{python}-{abi}")
+    if library.python.startswith("cp") and abi.startswith("cp") and library.python not in abi.split("."):
+        yield Violation("tag", library.path, f"a wheel for {library.python}", f"{python}-{abi}")
+    for one in platform.split("."):
+        known = _PLATFORM.fullmatch(one)
+        if known is None or known[4] != library.info.machine:
+            yield Violation("tag", library.path, f"a platform of {library.info.machine}", one)
+            continue
+        promised = _MANYLINUX.get(known[1]) or ((int(known[2]), int(known[3])) if known[2] else None)
+        if promised is not None and library.info.glibc[:2] > promised:
+            needs = ".".join(map(str, library.info.glibc))
+            yield Violation("glibc", library.path, f"at most {promised[0]}.{promised[1]}, as {one} says", needs)
