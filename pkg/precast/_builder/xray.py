@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from email import message_from_bytes
 from pathlib import Path
+from posixpath import normpath
 from typing import Any
 
 from precast._abi.build_info import GUARD_MARK, BuildInfo, HostFile, ManifestError
@@ -137,9 +138,10 @@ def _contents(path: Path, root: Path, match: re.Match[str] | None) -> Contents:
     tag = (match["python"], match["abi"], match["platform"]) if match else None
     libraries, unread = [], []
     manifests = {where: _manifest(where, file) for where, file in files.items() if _MANIFEST.fullmatch(where)}
-    listed = {f"{where.rpartition('/')[0]}/{one.path}": one for where, info in manifests.items() for one in info.host}
+    listed = {one.path: one for where, info in manifests.items() for one in map(_from_root(where), info.host)}
     for where, file in sorted(files.items()):
-        data = file.read_bytes() if _LIBRARY.fullmatch(file.name) or root.is_file() else GUARD_MARK.encode()
+        known = _LIBRARY.fullmatch(file.name) or where in listed or root.is_file()
+        data = file.read_bytes() if known else GUARD_MARK.encode()
         if not data.startswith(GUARD_MARK.encode()):
             try:
                 libraries.append(replace(library(where, data, tag), listed=listed.get(where)))
@@ -218,6 +220,15 @@ def _manifest(where: str, file: Path) -> BuildInfo:
         return BuildInfo.from_json(file.read_text(encoding="utf-8"))
     except (ManifestError, UnicodeDecodeError) as error:
         raise KernelError(f"the manifest {where} cannot be read", found=str(error)) from error
+
+
+def _from_root(manifest: str) -> Callable[[HostFile], HostFile]:
+    """Gives an entry of a manifest paths from the root of the wheel, where its library may be in any folder."""
+
+    def path(relative: str) -> str:
+        return normpath(f"{manifest.rpartition('/')[0]}/{relative}")
+
+    return lambda one: replace(one, path=path(one.path), links=tuple((name, path(place)) for name, place in one.links))
 
 
 def _python(named: re.Match[str] | None, needs: bool, tag: tuple[str, str, str] | None) -> str:

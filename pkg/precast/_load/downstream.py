@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.machinery import ExtensionFileLoader
+from os.path import normpath
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -176,15 +177,16 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     if not isinstance(pick.chosen, HostFile):
         against = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, against)
-    file, links = pick.chosen, wheel.info.linked(pick.chosen)
+    file, exported = pick.chosen, list[bool]()
+    files = (file, *wheel.info.linked(file))
     try:
-        is_module = proved.exports(file, wheel.folder, f"PyInit_{name}", settings)
-        for file in links:
-            proved.exports(file, wheel.folder, f"PyInit_{name}", settings)
+        for file in files:
+            exported.append(proved.exports(file, wheel.folder, f"PyInit_{name}", settings))
     except prebuilt.Damaged as error:
         damaged = Rejection("host", file.name, Reason.DAMAGED, "the library that was built", str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    return _Fitting(wheel.folder / pick.chosen.path, is_module, tuple(wheel.folder / file.path for file in links))
+    path, *links = (Path(normpath(wheel.folder / file.path)) for file in files)
+    return _Fitting(path, exported[0], tuple(links))
 
 
 def _wheel_of(package: str) -> _Wheel:
