@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import HostFile
-from precast._abi.capability import ComputeCapability
+from precast._abi.build_info import DeviceFile, HostFile
+from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Gpu
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact, Stable
@@ -25,7 +25,7 @@ from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
 from precast._load import answers, downstream
-from precast.build import answering, merging, platforms
+from precast.build import answering, device, merging, platforms
 from precast.build.finished import Finished, Folder
 from precast.errors import KernelError, PrebuiltRefused
 from tests.downstream.finished import (
@@ -195,6 +195,7 @@ def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
     pretend(monkeypatch, on_torch(other_torch(-1)))
     with pytest.raises(PrebuiltRefused) as caught:
         downstream.library_file("ops", "_C")
+    assert f" 'torch==2.{release.minor - 2}.*'  # the torch that it was built for" in str(caught.value)
     for minor in (release.minor, release.minor - 2):  # it says which torches it is for
         assert f"torch 2.{minor}" in str(caught.value) or f"torch-2.{minor}" in str(caught.value)
 
@@ -375,3 +376,30 @@ def test_of_two_builds_on_the_stable_abi_either_one_serves(tmp_path: Path) -> No
     for group in ([one, two], [two, one]):
         info, data = merging._merged(group, "a/_C")
         assert info.host == (stable[0],) and set(data) == {"host/a.so"}, "the same in any order"
+
+
+def image(target: str, nvrtc: str, digest: str) -> DeviceFile:
+    driver, path = CudaVersion.parse(nvrtc.rpartition(".")[0]), f"device/a.{target}.ptx.xz"
+    return DeviceFile(path, digest * 64, 1, "a", GpuTarget.parse(target), nvrtc, driver, 0, 1, digest * 64)
+
+
+def of_device(folder: Path, name: str, *images: DeviceFile) -> Finished:
+    module = device.MARK + f"{name}. {images[0].nvrtc}".encode()
+    data = {one.path: one.nvrtc.encode() for one in images}
+    return Finished(
+        folder / name, "ops", "1", "linux_x86_64", Label(""), {"ops/a.py": module}, {"ops/_C": Folder((), images, data)}
+    )
+
+
+def test_of_two_nvrtcs_the_one_that_serves_more_drivers_serves(tmp_path: Path) -> None:
+    new = of_device(tmp_path, "new", image("compute_80", "13.0.88", "a"))
+    old = of_device(tmp_path, "old", image("compute_80", "12.8.93", "b"), image("compute_90", "12.8.93", "c"))
+    for group in ([new, old], [old, new]):
+        info, data = merging._merged(group, "ops/_C")
+        assert info.device == old.folders["ops/_C"].device and set(data.values()) == {b"12.8.93"}
+        assert merging.same_files(group)[0] == old.rest, "the module has the numbers of these images"
+    more = of_device(tmp_path, "more", *new.folders["ops/_C"].device, image("compute_100", "13.0.88", "d"))
+    with pytest.raises(KernelError, match=r"compute_100.ptx, in .*more and .*old\n  needed  .* serves more drivers"):
+        merging._merged([old, more], "ops/_C")
+    apart = of_device(tmp_path, "apart", image("compute_70", "13.0.88", "e"))
+    assert len(merging._merged([new, apart], "ops/_C")[0].device) == 2, "other targets are joined"

@@ -23,6 +23,7 @@ from precast._abi.decide import Case, choose_image, choose_library
 from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
+from precast._abi.torch_abi import Exact
 from precast._abi.value import value
 from precast._load import dangling, prebuilt, probe, proved
 from precast._version import __version__
@@ -236,7 +237,21 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 
     prebuilt_only = tuple(why for why in rejections if why.candidate != JIT_CANDIDATE)
     env = explain.environment(host, None, __version__)
-    return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, (_again(wheel.package),)))
+    fixes = (*_other_torch(wheel.info, host, prebuilt_only), _again(wheel.package))
+    return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, fixes))
+
+
+def _other_torch(info: BuildInfo, host: Host, rejections: Iterable[Rejection]) -> list[str]:
+    """The command for the torch nearest to this one, of those that refused libraries were built for."""
+    from precast._builder import installer
+
+    bound = {why.candidate for why in rejections if why.reason is Reason.TORCH_ABI}
+    releases = {one.abi.release for one in info.host if one.name in bound and isinstance(one.abi, Exact)}
+    if host.torch is None or not releases:
+        return []
+    here = host.torch.version.release
+    nearest = min(releases, key=lambda one: (one > here, abs(one.minor - here.minor)))
+    return [f"{installer.install_command()} 'torch=={nearest}.*'  # the torch that it was built for"]
 
 
 def _again(package: str) -> str:

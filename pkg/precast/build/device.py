@@ -22,6 +22,7 @@ from precast._cubin.programs import Programs
 from precast.build.extensions import DeviceExtension
 from precast.errors import KernelError
 
+MARK = b'"""Made by precast.build: the kernels of '
 # The text in the place of the module. The second line is that of a guard.
 _MODULE = '''"""Made by precast.build: the kernels of {name}, launched on the GPU of their tensors."""
 

@@ -11,8 +11,9 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, 
 from precast._abi.label import Label
 from precast._abi.torch_abi import AbiKind
 from precast._load import prebuilt
-from precast.build import finished, wheel
-from precast.build.finished import Finished
+from precast._load.downstream import FOLDER
+from precast.build import device, finished, wheel
+from precast.build.finished import Finished, Folder
 from precast.errors import KernelError
 
 
@@ -42,7 +43,11 @@ def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]
     for one, files in zip(group, names, strict=True):
         for where, content in files.items():
             other = found.setdefault(where, (content, one.path))
-            if other[0] != content:
+            if other[0] != content and all(data.startswith(device.MARK) for data, _ in (other[0], content)):
+                folder = f"{where.rpartition('/')[0]}/{FOLDER}"
+                serving, _ = _serving([(each, each.folders[folder]) for each in group if folder in each.folders])
+                found[where] = names[group.index(serving)][where], serving.path
+            elif other[0] != content:
                 needed = "the same bytes in both" if other[0][0] != content[0] else "the same mode in both"
                 raise _differ(where, other[1], one.path, needed)
     for one, files in zip(group, names, strict=True):
@@ -64,7 +69,6 @@ def _renamed(one: Finished, version: str) -> dict[str, tuple[bytes, bool]]:
 def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, bytes]]:
     """The manifest of one package over all wheels, and the files that it lists."""
     hosts: dict[str, tuple[HostFile, Path]] = {}
-    device: dict[str, DeviceFile] = {}
     data: dict[str, bytes] = {}
     parts = [(one, one.folders[folder]) for one in group if folder in one.folders]
     linked = {path for _, part in parts for file in part.hosts for _, path in file.links}
@@ -75,11 +79,9 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
                 hosts[file.path] = (file, one.path)
                 if twin is not None:
                     del hosts[twin.path]
-        for image in part.device:
-            other = device.setdefault(image.name, image)
-            if other != image:
-                raise _differ(image.name, one.path, one.path, "one image for each GPU target")
-        data |= part.data
+        data |= {where: content for where, content in part.data.items() if not where.startswith("device/")}
+    images = _images(parts)
+    data |= {image.path: part.data[image.path] for _, part in parts for image in part.device if image in images}
     linked = {path for file, _ in hosts.values() for _, path in file.links}
     hosts = {path: one for path, one in hosts.items() if one[0].kind is not HostKind.LINKED or path in linked}
     labels = {one.label for one in group}
@@ -92,9 +94,36 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
         dirty=False,
         source_digest=source,
         host=tuple(file for _, (file, _) in sorted(hosts.items())),
-        device=tuple(device.values()),
+        device=images,
     )
     return info, {where: content for where, content in data.items() if where in info.files}
+
+
+def _images(parts: list[tuple[Finished, Folder]]) -> tuple[DeviceFile, ...]:
+    """The device code of one package: all of it, or of two NVRTCs that of the one which serves more drivers."""
+    every: dict[str, DeviceFile] = {}
+    for _, part in parts:
+        if any(every.setdefault(image.name, image) != image for image in part.device):
+            break
+    else:
+        return tuple(every.values())
+    serving, best = _serving(parts)
+    for one, part in parts:
+        lacking = sorted({image.name for image in part.device} - {image.name for image in best.device})
+        if lacking:
+            needed = f"its GPU targets also in {serving.path.name}, which serves more drivers"
+            raise _differ(lacking[0], one.path, serving.path, needed)
+    return best.device
+
+
+def _serving(parts: list[tuple[Finished, Folder]]) -> tuple[Finished, Folder]:
+    """The wheel whose device code the oldest driver takes."""
+
+    def drivers(pair: tuple[Finished, Folder]) -> tuple[Any, ...]:
+        device = pair[1].device
+        return max(image.min_driver for image in device), [image.sha256 for image in device]
+
+    return min((pair for pair in parts if pair[1].device), key=drivers)
 
 
 def _twin(file: HostFile, path: Path, known: dict[str, tuple[HostFile, Path]]) -> HostFile | None:
