@@ -92,3 +92,12 @@ def test_the_plan_is_a_matrix_of_jobs(tmp_path: Path) -> None:
     text = (tmp_path / "out").read_text()
     assert text.startswith('matrix={"include": [{"name": "torch2.13.0-cu130-python3.11", "python": "3.11", ')
     assert text.count('"cuda": "cu130"') == 4 and text.endswith("\n")
+    assert wheels.IMAGE in (act.ROOT / "matrix.toml").read_text(), "the image of precast's own wheels"
+
+
+def test_no_default_installs_precast_by_its_name() -> None:
+    """Nobody has reserved the name on a public index: whoever does would run in every repository that has a default."""
+    for path in (*(act.ROOT / ".github" / "workflows").glob("*.yml"), CALLER):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not re.search(r"pip install\b.*\sprecast(?![\w./@-])", line), f"{path.name}: {line}"
+            assert not re.search(r"precast:.*default: *[\"']?precast", line), f"{path.name}: {line}"

@@ -15,7 +15,7 @@ from precast._abi.build_info import DeviceFile
 from precast._abi.capability import GpuTarget
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._builder import binaries, closure, machine, nvrtc, toolchain
+from precast._builder import binaries, closure, installer, machine, nvrtc, toolchain
 from precast._builder.cache import open_cache
 from precast._cubin import launcher, programs, signature
 from precast._cubin.programs import Programs
@@ -108,8 +108,8 @@ def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tu
         raise KernelError(
             f"{extension.name} cannot be built",
             found=looked_at,
-            needed="NVRTC",
-            fix='"nvidia-cuda-nvrtc==13.*" in build-system.requires of its pyproject.toml',
+            needed="NVRTC in the environment of the build",
+            fix=f'{installer.install_command()} "nvidia-cuda-nvrtc==13.*"  # --no-build-isolation installs nothing',
         )
     visible = () if extension.targets or settings.targets() else machine.visible_gpus()
     targets = extension.targets or settings.targets() or tuple(machine.target_for(c, found.targets) for c in visible)

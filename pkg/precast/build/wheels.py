@@ -35,6 +35,8 @@ from precast.errors import KernelError
 # What earlier builds left: at the top of a package, and anywhere.
 _LEFT_AT_TOP, _LEFT = {"build", "dist", "_skbuild", ".venv", ".git"}, ("*.egg-info", "__pycache__", "*.so", "*.o")
 _FLAGS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "CMAKE_ARGS")
+# In which a build in CI gets the tag manylinux_2_28, as matrix.toml has it for precast itself.
+IMAGE = "quay.io/pypa/manylinux_2_28_x86_64@sha256:e0adf18521ad35192df733a6c62d35df7801957d24e0470238aacecfab2188a3"
 _THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # What a backend requires beside what pyproject.toml says (PEP 517), such as cmake.
 _HOOK = """
@@ -99,7 +101,7 @@ def matrix_of(jobs: Sequence[Job], pythons: str) -> dict[str, list[dict[str, str
         for job in jobs:
             label = "" if job.label.cuda is None else str(job.label)
             name = f"{job.name}-python{python}"
-            entries.append({"name": name, "python": python, "torch": str(job.torch), "cuda": label})
+            entries.append({"name": name, "python": python, "torch": str(job.torch), "cuda": label, "image": IMAGE})
     return {"include": entries}
 
 
