@@ -11,7 +11,7 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._builder.roots import default_root
-from precast.build import wheels
+from precast.build import scaffold, wheels
 from tests.kit import spawn
 from tests.workflows import act
 
@@ -20,18 +20,24 @@ NAME = "triangle_wave"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def caller() -> str:
-    """The example of a caller, for this Python and the workflow of this checkout."""
-    text = CALLER.read_text(encoding="utf-8")
+def caller(text: str) -> str:
+    """The workflow that ``init`` writes, for this Python and the workflow and precast of this checkout."""
     for old, new in (
-        ("OWNER/precast/", "./"),
+        ("OWNER/precast/.github", "./.github"),
         ("@" + "0" * 40 + " # v1.0.0", ""),
         ('"3.12"', f'"{HERE}"'),
-        ("wheels.yml", "_wheels.yml"),
+        ("workflows/wheels.yml", "workflows/_wheels.yml"),
+        (f"precast @ https://github.com/OWNER/precast/archive/{'0' * 40}.zip", "precast"),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
     return text
+
+
+def test_the_example_is_what_init_writes() -> None:
+    written = scaffold.files(NAME, cpp=True, cuda=False, triton=False)[".github/workflows/wheels.yml"]
+    example = CALLER.read_text(encoding="utf-8")
+    assert written.partition("name: wheels")[2] == example.partition("name: wheels")[2]
 
 
 @pytest.fixture
@@ -40,8 +46,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     spawn.python("-m", "precast.build", "init", NAME, cwd=tmp_path)
     repository = (tmp_path / NAME).rename(tmp_path / "repository")
     folder = repository / ".github" / "workflows"
-    folder.mkdir(parents=True)
-    (folder / "wheels.yml").write_text(caller(), encoding="utf-8")
+    text = (folder / "wheels.yml").read_text(encoding="utf-8")
+    (folder / "wheels.yml").write_text(caller(text), encoding="utf-8")
     ours = (act.ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
     (folder / "_wheels.yml").write_text(
         re.sub(r"^( +)strategy:\n", r"\g<0>\1  max-parallel: 1\n", ours, flags=re.MULTILINE)
