@@ -118,6 +118,6 @@ def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tu
             f"{extension.name} has no GPU to be compiled for",
             found="no targets in setup.py, no PRECAST_CUDA_ARCH_LIST, no visible GPU",
             needed="one of them",
-            fix='PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel .',
+            fix='PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel --no-build-isolation .',
         )
     return found, tuple(dict.fromkeys(targets))
