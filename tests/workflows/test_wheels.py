@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from precast._abi.settings import Settings
 from precast._builder.roots import default_root
@@ -38,6 +39,16 @@ def test_the_example_is_what_init_writes() -> None:
     written = scaffold.files(NAME, cpp=True, cuda=False, triton=False)[".github/workflows/wheels.yml"]
     example = CALLER.read_text(encoding="utf-8")
     assert written.partition("name: wheels")[2] == example.partition("name: wheels")[2]
+
+
+@pytest.mark.parametrize("kind", ["cpp", "cuda", "triton"])
+def test_each_kind_of_package_has_what_a_published_one_has(kind: str) -> None:
+    found = scaffold.files(NAME, **{one: one == kind for one in ("cpp", "cuda", "triton")})
+    assert {"README.md", "LICENSE", f"{NAME}/py.typed", ".github/workflows/wheels.yml"} <= found.keys()
+    assert not [where for where, text in found.items() if re.search(r"(?<![\w$])@[a-z]+@", text)], "a word was left"
+    jobs = yaml.safe_load(found[".github/workflows/wheels.yml"])["jobs"]
+    assert list(jobs) == ["wheels", "publish"] and ("uses" in jobs["wheels"]) is (kind != "triton")
+    assert f'"{NAME}" = ["py.typed"]' in found["pyproject.toml"] and 'license = "MIT"' in found["pyproject.toml"]
 
 
 @pytest.fixture
