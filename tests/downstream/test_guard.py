@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import HostFile
-from precast._abi.capability import ComputeCapability
+from precast._abi.build_info import DeviceFile, HostFile
+from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Gpu
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact, Stable
@@ -25,7 +25,7 @@ from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
 from precast._load import answers, downstream
-from precast.build import guarding, platforms
+from precast.build import answering, device, merging, platforms
 from precast.build.finished import Finished, Folder
 from precast.errors import KernelError, PrebuiltRefused
 from tests.downstream.finished import (
@@ -82,7 +82,7 @@ def test_a_module_of_any_build_system_is_guarded_and_works(
     assert (
         file.python == HERE
         and str(file.abi).startswith("torch-2.")
-        and "/ops/_C/host/" in sys.modules["ops._C"].__file__
+        and "/ops/_C.torch-2" in sys.modules["ops._C"].__file__
     )  # type: ignore[operator]
     release = TorchVersion.parse(this_torch()).release
     metadata = (folder / f"ops-1.0{named_after(this_torch())}.dist-info" / "METADATA").read_text()
@@ -110,7 +110,7 @@ def test_a_library_is_found_as_packages_look_for_it(
 
     assert cli_main(["xray", str(next((tmp_path / "out").iterdir()))]) == 0, "a guard is no library"
     (opened,) = [path for path in torch.ops.loaded_libraries if str(tmp_path) in path]
-    assert "/ops/_C/host/_ops.torch-2." in opened
+    assert "/ops/_ops.torch-2." in opened
     answers.answer()  # a second time changes nothing
     assert torch.ops.load_library.__wrapped__.__name__ == "load_library"  # type: ignore[attr-defined]
     assert answers.resolve(tmp_path / "nothing.so") == tmp_path / "nothing.so" and answers.resolve(None) is None
@@ -129,7 +129,7 @@ def test_a_module_that_is_loaded_from_its_path_under_another_name_works(
     wheel = guarded(tmp_path / "out", make({"ops/__init__.py": source, "ops/_ops.so": code}), torch=this_torch())
     site(wheel)
     package = importlib.import_module("ops")
-    assert package.other.built() == 8 and "/ops/_C/host/_ops." in package.other.__file__
+    assert package.other.built() == 8 and "/ops/_ops.torch-" in package.other.__file__
     pretend(monkeypatch, on_torch("2.99.0"))
     del sys.modules["ops"]
     with pytest.raises(PrebuiltRefused, match=r"found torch 2\.99\.0"):
@@ -166,7 +166,7 @@ def test_a_module_of_no_package_becomes_one(tmp_path: Path, make: Make, site: Ca
     wheel = guarded(tmp_path / "out", make({f"lone{SUFFIX}": code}, name="lone_dist"), torch=this_torch())
     site(wheel)
     assert importlib.import_module("lone").built() == 5
-    assert answers.resolve(tmp_path / "site" / "lone" / "__init__.py").endswith(".so")
+    assert answers.resolve(tmp_path / "site" / "lone" / "__init__.py").endswith(".guarded")
 
 
 def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
@@ -195,6 +195,7 @@ def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
     pretend(monkeypatch, on_torch(other_torch(-1)))
     with pytest.raises(PrebuiltRefused) as caught:
         downstream.library_file("ops", "_C")
+    assert f" 'torch==2.{release.minor - 2}.*'  # the torch that it was built for" in str(caught.value)
     for minor in (release.minor, release.minor - 2):  # it says which torches it is for
         assert f"torch 2.{minor}" in str(caught.value) or f"torch-2.{minor}" in str(caught.value)
 
@@ -211,7 +212,7 @@ def test_libraries_of_wheels_that_were_guarded_when_built_keep_apart(tmp_path: P
             files = {name: archive.read(name) for name in archive.namelist()}
         (file,) = manifest(wheel).host
         built = replace(manifest(wheel), host=(replace(file, path="host/_C.so"),)).to_json()
-        files["ops/_C/host/_C.so"] = files.pop(f"ops/_C/{file.path}")
+        files["ops/_C/host/_C.so"] = files.pop(f"ops/{file.path[3:]}")
         files["ops/_C/build_info.json"] = built.encode()
         named = next(name.partition("/")[0] for name in files if name.endswith("/METADATA"))
         wheel_file.write_wheel(wheel, named, {n: c for n, c in files.items() if "RECORD" not in n}, 0)
@@ -244,7 +245,7 @@ def test_wheels_for_several_pythons_and_gpus_are_one(
         named = Gpu(0, ComputeCapability.parse(gpu), "a GPU")
         with monkeypatch.context() as patch:
             pretend(patch, lambda host: replace(host, gpus=(named,), driver=CudaVersion.parse(driver)))
-            return "host/" + downstream.library_file("ops", "_C").name
+            return "../" + downstream.library_file("ops", "_C").name
 
     assert chosen("9.0") == by_hash[hashlib.sha256(newer).hexdigest()]
     assert chosen("8.6") == chosen("10.0") == by_hash[hashlib.sha256(older).hexdigest()]
@@ -312,8 +313,12 @@ def test_wheels_that_differ_in_more_are_not_merged(
 
 def test_the_line_goes_behind_docstring_and_future_imports() -> None:
     for before, after in (("", "x = 1\n"), ('"""Doc."""\n', "import a\n"), ("from __future__ import annotations", "")):
-        made = guarding.answering((before + after).encode())
-        assert guarding.ANSWER in made and made.startswith(before.encode()) and guarding.answering(made) == made
+        made = answering.answering((before + after).encode(), "here")
+        assert (
+            answering.LINE.encode() in made
+            and made.startswith(before.encode())
+            and answering.answering(made, "here") == made
+        )
         compile(made, "made", "exec")
 
 
@@ -362,12 +367,39 @@ def test_a_library_outside_of_every_policy_is_refused(change: dict[str, Any], wh
 def test_of_two_builds_on_the_stable_abi_either_one_serves(tmp_path: Path) -> None:
     other = replace(LIBRARY, path="host/b.so", sha256="b" * 64)
     with pytest.raises(KernelError, match=r"a for torch-2\.13-cxx1, Python none, in one and two"):
-        guarding._twin(other, Path("two"), {LIBRARY.path: (LIBRARY, Path("one"))})
+        merging._twin(other, Path("two"), {LIBRARY.path: (LIBRARY, Path("one"))})
     stable = [replace(file, abi=Stable(Release(2, 10))) for file in (LIBRARY, other)]
     one, two = (
         Finished(tmp_path, "a", "1", "linux_x86_64", Label(""), {}, {"a/_C": Folder((file,), (), {file.path: b""})})
         for file in stable
     )
     for group in ([one, two], [two, one]):
-        info, data = guarding._merged(group, "a/_C")
+        info, data = merging._merged(group, "a/_C")
         assert info.host == (stable[0],) and set(data) == {"host/a.so"}, "the same in any order"
+
+
+def image(target: str, nvrtc: str, digest: str) -> DeviceFile:
+    driver, path = CudaVersion.parse(nvrtc.rpartition(".")[0]), f"device/a.{target}.ptx.xz"
+    return DeviceFile(path, digest * 64, 1, "a", GpuTarget.parse(target), nvrtc, driver, 0, 1, digest * 64)
+
+
+def of_device(folder: Path, name: str, *images: DeviceFile) -> Finished:
+    module = device.MARK + f"{name}. {images[0].nvrtc}".encode()
+    data = {one.path: one.nvrtc.encode() for one in images}
+    return Finished(
+        folder / name, "ops", "1", "linux_x86_64", Label(""), {"ops/a.py": module}, {"ops/_C": Folder((), images, data)}
+    )
+
+
+def test_of_two_nvrtcs_the_one_that_serves_more_drivers_serves(tmp_path: Path) -> None:
+    new = of_device(tmp_path, "new", image("compute_80", "13.0.88", "a"))
+    old = of_device(tmp_path, "old", image("compute_80", "12.8.93", "b"), image("compute_90", "12.8.93", "c"))
+    for group in ([new, old], [old, new]):
+        info, data = merging._merged(group, "ops/_C")
+        assert info.device == old.folders["ops/_C"].device and set(data.values()) == {b"12.8.93"}
+        assert merging.same_files(group)[0] == old.rest, "the module has the numbers of these images"
+    more = of_device(tmp_path, "more", *new.folders["ops/_C"].device, image("compute_100", "13.0.88", "d"))
+    with pytest.raises(KernelError, match=r"compute_100.ptx, in .*more and .*old\n  needed  .* serves more drivers"):
+        merging._merged([old, more], "ops/_C")
+    apart = of_device(tmp_path, "apart", image("compute_70", "13.0.88", "e"))
+    assert len(merging._merged([new, apart], "ops/_C")[0].device) == 2, "other targets are joined"

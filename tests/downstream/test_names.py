@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from precast._version import __version__
-from precast.build import audit, guarding
+from precast.build import answering, audit
 from tests.downstream.conftest import CHECKOUT
 from tests.kit import forked
 
@@ -99,7 +99,7 @@ def test_the_wheel_says_what_it_requires(wheel: Path) -> None:
     major, minor = map(int, torch.__version__.split(".")[:2])
     with zipfile.ZipFile(wheel) as archive:
         said = archive.read("named_ops-1.0.dist-info/METADATA").decode()
-        assert archive.read("named_ops/__init__.py").count(guarding.ANSWER) == 1
+        assert archive.read("named_ops/__init__.py").count(answering.LINE.encode()) == 1
     assert f"Requires-Dist: torch>={major}.{minor},<{major}.{minor + 1}\n" in said
     assert f"Requires-Dist: precast>={__version__}\n" in said
 

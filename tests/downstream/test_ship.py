@@ -303,3 +303,20 @@ def test_the_example_shows_the_report_of_its_list() -> None:
         order = listed[one["name"], one["label"]]
         assert (one["version"], one["sha256"]) == (order.version, order.sha256)
         assert list(one["builds"]) == [job.name for job in order.jobs]
+
+
+def test_a_hash_is_written_into_the_list_when_asked(
+    listed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = listed.read_text()
+    (order,) = orders.read(listed)
+    listed.write_text(text.replace(f'sha256 = "{order.sha256}"\n', ""))
+    assert build_main.main(["ship", str(listed), "-o", str(listed.parent / "out")]) == 2
+    assert "orphan-ops 1.0 has no sha256" in (said := capsys.readouterr().err) and f"ship --pin {listed}" in said
+    shipped = list[str]()
+    monkeypatch.setattr(shipping, "_ship", lambda one, *rest: shipped.append(one.sha256) or True)
+    assert build_main.main(["ship", "--pin", str(listed), "-o", str(listed.parent / "out")]) == 0
+    assert shipped == [order.sha256] and listed.read_text() == text, "in its place, and nothing else changed"
+    listed.write_text(text.replace(f'sha256 = "{order.sha256}"\n', "").replace('"1.0"', '"9.9"'))
+    assert build_main.main(["ship", "--pin", str(listed), "-o", str(listed.parent / "out")]) == 2
+    assert "from the package index: a command failed" in capsys.readouterr().err

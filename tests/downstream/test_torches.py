@@ -229,6 +229,16 @@ def test_the_plan_counts_libraries_and_says_what_makes_them_fewer(tmp_path: Path
     assert "fewer" not in planning.plan(tree, wheels.jobs_of("2.9", ""), settings)
 
 
+def test_the_plan_offers_the_stable_abi_only_to_code_that_it_has_everything_for(tmp_path: Path) -> None:
+    tree = package(tmp_path / "named", "named", SETUPTOOLS)
+    jobs, settings = wheels.jobs_of("2.13,2.14", ""), Settings(cache_dir=str(tmp_path / "cache"))
+    for name in ("at::CUDAGeneratorImpl", "torch::autograd", "torch::CustomClassHolder"):
+        (tree / "csrc" / "random.cpp").write_text(f"#include <torch/library.h>\nvoid f({name}* g);\n")
+        said = planning.plan(tree, jobs, settings)
+        assert "library for all torches" not in said
+        assert "fewer: not by torch's stable ABI, which has no " in said and name.rpartition("::")[2] in said
+
+
 def test_a_list_of_gpus_replaces_that_of_a_package(tmp_path: Path) -> None:
     home = tmp_path / "home"
     for part in ("bin/nvcc", "bin/ptxas", "include/cuda.h"):

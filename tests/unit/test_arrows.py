@@ -65,6 +65,7 @@ BUILD_ONLY = {
     "build/command.py": {"setuptools"},
     "build/device.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
+    "build/freezing/hook-precast.py": {"PyInstaller"},  # which alone runs it
     **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "families", "native")},
 }
 # Imported if installed; nothing is missing without it.

@@ -93,7 +93,9 @@ def verbs_only(workflows: Set, known: Known) -> Iterator[str]:
                 continue
             verb = re.match(r"python3? -m tools ([\w-]+)", command)
             author = re.match(re.escape(INSTALLED) + r"precast\.build ([\w-]+)", command)
-            install = command == INSTALL or re.fullmatch(r'python3? -m venv "\$RUNNER_TEMP/precast"', command)
+            install = command == INSTALL or re.fullmatch(
+                r'(python3?|"\$PYTHON") -m venv "\$RUNNER_TEMP/precast"', command
+            )
             target = re.fullmatch(r"make ([\w-]+)(?: [A-Z]+=(?:\"[^\"]*\"|\S+))*", command)
             if SHELL.search(command):
                 yield f"{where}: more than one command, or an expression in it: {command!r}"

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from precast._abi.settings import Settings
 from precast._builder.roots import default_root
-from precast.build import wheels
+from precast.build import scaffold, wheels
 from tests.kit import spawn
 from tests.workflows import act
 
@@ -20,18 +21,34 @@ NAME = "triangle_wave"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def caller() -> str:
-    """The example of a caller, for this Python and the workflow of this checkout."""
-    text = CALLER.read_text(encoding="utf-8")
+def caller(text: str) -> str:
+    """The workflow that ``init`` writes, for this Python and the workflow and precast of this checkout."""
     for old, new in (
-        ("OWNER/precast/", "./"),
+        ("OWNER/precast/.github", "./.github"),
         ("@" + "0" * 40 + " # v1.0.0", ""),
         ('"3.12"', f'"{HERE}"'),
-        ("wheels.yml", "_wheels.yml"),
+        ("workflows/wheels.yml", "workflows/_wheels.yml"),
+        (f"precast @ https://github.com/OWNER/precast/archive/{'0' * 40}.zip", "precast"),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
     return text
+
+
+def test_the_example_is_what_init_writes() -> None:
+    written = scaffold.files(NAME, cpp=True, cuda=False, triton=False)[".github/workflows/wheels.yml"]
+    example = CALLER.read_text(encoding="utf-8")
+    assert written.partition("name: wheels")[2] == example.partition("name: wheels")[2]
+
+
+@pytest.mark.parametrize("kind", ["cpp", "cuda", "triton"])
+def test_each_kind_of_package_has_what_a_published_one_has(kind: str) -> None:
+    found = scaffold.files(NAME, **{one: one == kind for one in ("cpp", "cuda", "triton")})
+    assert {"README.md", "LICENSE", f"{NAME}/py.typed", ".github/workflows/wheels.yml"} <= found.keys()
+    assert not [where for where, text in found.items() if re.search(r"(?<![\w$])@[a-z]+@", text)], "a word was left"
+    jobs = yaml.safe_load(found[".github/workflows/wheels.yml"])["jobs"]
+    assert list(jobs) == ["wheels", "publish"] and ("uses" in jobs["wheels"]) is (kind != "triton")
+    assert f'"{NAME}" = ["py.typed"]' in found["pyproject.toml"] and 'license = "MIT"' in found["pyproject.toml"]
 
 
 @pytest.fixture
@@ -40,9 +57,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     spawn.python("-m", "precast.build", "init", NAME, cwd=tmp_path)
     repository = (tmp_path / NAME).rename(tmp_path / "repository")
     folder = repository / ".github" / "workflows"
-    folder.mkdir(parents=True)
-    (folder / "wheels.yml").write_text(caller(), encoding="utf-8")
+    text = (folder / "wheels.yml").read_text(encoding="utf-8")
+    (folder / "wheels.yml").write_text(caller(text), encoding="utf-8")
     ours = (act.ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    ours = re.sub(r"^ +container: .*\n", "", ours, flags=re.MULTILINE)  # all jobs run on this machine
     (folder / "_wheels.yml").write_text(
         re.sub(r"^( +)strategy:\n", r"\g<0>\1  max-parallel: 1\n", ours, flags=re.MULTILINE)
     )
@@ -92,3 +110,12 @@ def test_the_plan_is_a_matrix_of_jobs(tmp_path: Path) -> None:
     text = (tmp_path / "out").read_text()
     assert text.startswith('matrix={"include": [{"name": "torch2.13.0-cu130-python3.11", "python": "3.11", ')
     assert text.count('"cuda": "cu130"') == 4 and text.endswith("\n")
+    assert wheels.IMAGE in (act.ROOT / "matrix.toml").read_text(), "the image of precast's own wheels"
+
+
+def test_no_default_installs_precast_by_its_name() -> None:
+    """Nobody has reserved the name on a public index: whoever does would run in every repository that has a default."""
+    for path in (*(act.ROOT / ".github" / "workflows").glob("*.yml"), CALLER):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not re.search(r"pip install\b.*\sprecast(?![\w./@-])", line), f"{path.name}: {line}"
+            assert not re.search(r"precast:.*default: *[\"']?precast", line), f"{path.name}: {line}"

@@ -172,13 +172,20 @@ def within(most: int) -> Reader[int]:
     return read
 
 
-def path_in(folder: str) -> Reader[str]:
-    """A path directly inside the folder: one check refuses absolute paths, ``..``, backslashes and NUL."""
+def path_in(folder: str, *, around: bool = False) -> Reader[str]:
+    """A path directly inside the folder: one check refuses absolute paths, ``..``, backslashes and NUL.
+
+    ``around``: or one that begins with ``../`` and then only goes down, for a file that stays where it was.
+    """
 
     def read(value: object, where: str) -> str:
         path = text(value, where)
-        first, _, name = path.partition("/")
-        if first != folder or not name or name[0] in ".+-" or not _FILE_NAME.issuperset(name):
+        first, *names = path.split("/")
+        if around and first == "..":
+            names = [name for at, name in enumerate(names) if name != ".." or {*names[:at]} - {".."}]
+        elif first != folder or len(names) != 1:
+            names = []
+        if not names or not all(name and name[0] not in ".+-" and _FILE_NAME.issuperset(name) for name in names):
             raise ManifestError(f"{where}: wanted '{folder}/<file name>', found {path!r}")
         return path
 

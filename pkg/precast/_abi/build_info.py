@@ -74,6 +74,7 @@ class HostKind(str, Enum):
 class HostFile:
     """A host library or an adapter, and all its requirements on a process; ``path`` is relative to ``precast/_C``.
 
+    A library of a finished wheel stays in its folder, because it may look for files there: ``../lib/<name>.guarded``.
     ``code`` is the device code that nvcc put into the library, ``cpu`` the processor features that it always uses.
     ``links`` has the (SONAME, path) of each file of the manifest that it links, in the order in which they are opened.
     """
@@ -237,7 +238,7 @@ def _min_driver(text: str) -> CudaVersion:
 _VERSION = read.valid(dotted)
 _SHA256 = read.hexadecimal(64, 64, "64 lower-case hexadecimal digits")
 _HOST: Mapping[str, read.Reader[Any]] = {
-    "path": read.path_in("host"),
+    "path": read.path_in("host", around=True),
     "sha256": _SHA256,
     "bytes": read.within(MAX_FILE_BYTES),
     "abi": read.parsed(parse_torch_abi),

@@ -8,7 +8,6 @@ are never compiled instead.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -27,7 +26,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import AbiKind, TorchAbi
 from precast._abi.version import Release
-from precast._builder import catalogue, provenance, sources
+from precast._builder import catalogue, provenance, sources, staging
 from precast._builder.binaries import Binary, Made, joined, manifest, selected
 from precast._builder.files import digest, read
 from precast._builder.matrix import LabelSpec, Matrix
@@ -58,19 +57,13 @@ def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
     info = manifest(made, BuildMode.RELEASE, label, root)
     if _lies_there(folder, info):
         return False
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with staging.staged(folder.parent) as staged:
+        part = staged.path(folder.name)
+        part.mkdir()
         for path, (_, source) in made.files.items():
-            shutil.copyfile(source, staging / PurePosixPath(path).name)
-        (staging / MANIFEST).write_text(info.to_json(), encoding="utf-8")
-        staging.chmod(0o755)
-        if folder.exists():
-            folder.rename(staging.with_name(f"{staging.name}.old"))
-        staging.rename(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(staging.with_name(f"{staging.name}.old"), ignore_errors=True)
+            shutil.copyfile(source, part / PurePosixPath(path).name)
+        (part / MANIFEST).write_text(info.to_json(), encoding="utf-8")
+        staged.place()
     return True
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from email import message_from_bytes
 from functools import partial
 from pathlib import Path
+from posixpath import normpath
 from typing import Any
 
 from precast._abi.build_info import (
@@ -175,8 +176,9 @@ def _on_disk(root: Path) -> Iterator[tuple[str, _File]]:
 def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None) -> Contents:
     tag = (match["python"], match["abi"], match["platform"]) if match else None
     manifests = {where: _manifest(where, file) for where, file in held.items() if _MANIFEST.fullmatch(where)}
-    listed = {f"{where.rpartition('/')[0]}/{one.path}": one for where, info in manifests.items() for one in info.host}
-    named = {w: file for w, file in sorted(held.items()) if _LIBRARY.fullmatch(w.rpartition("/")[2]) or len(held) == 1}
+    listed = {one.path: one for where, info in manifests.items() for one in map(_from_root(where), info.host)}
+    alone = len(held) == 1  # what the caller named
+    named = {w: f for w, f in sorted(held.items()) if alone or w in listed or _LIBRARY.fullmatch(w.rpartition("/")[2])}
     size = sum(file.size for file in named.values())
     if size > MAX_FILE_BYTES:
         raise KernelError(
@@ -290,6 +292,15 @@ def _manifest(where: str, file: _File) -> BuildInfo:
         return BuildInfo.from_json(_text(where, file).decode())
     except (ManifestError, UnicodeDecodeError) as error:
         raise KernelError(f"the manifest {where} cannot be read", found=str(error)) from error
+
+
+def _from_root(manifest: str) -> Callable[[HostFile], HostFile]:
+    """Gives an entry of a manifest paths from the root of the wheel, where its library may be in any folder."""
+
+    def path(relative: str) -> str:
+        return normpath(f"{manifest.rpartition('/')[0]}/{relative}")
+
+    return lambda one: replace(one, path=path(one.path), links=tuple((name, path(place)) for name, place in one.links))
 
 
 def _python(named: re.Match[str] | None, needs: bool, tag: tuple[str, str, str] | None) -> str:

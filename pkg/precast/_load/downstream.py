@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.machinery import ExtensionFileLoader
+from os.path import normpath
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -22,6 +23,7 @@ from precast._abi.decide import Case, choose_image, choose_library
 from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
+from precast._abi.torch_abi import Exact
 from precast._abi.value import value
 from precast._load import dangling, prebuilt, probe, proved
 from precast._version import __version__
@@ -176,15 +178,16 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     if not isinstance(pick.chosen, HostFile):
         against = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, against)
-    file, links = pick.chosen, wheel.info.linked(pick.chosen)
+    file, exported = pick.chosen, list[bool]()
+    files = (file, *wheel.info.linked(file))
     try:
-        is_module = proved.exports(file, wheel.folder, f"PyInit_{name}", settings)
-        for file in links:
-            proved.exports(file, wheel.folder, f"PyInit_{name}", settings)
+        for file in files:
+            exported.append(proved.exports(file, wheel.folder, f"PyInit_{name}", settings))
     except prebuilt.Damaged as error:
         damaged = Rejection("host", file.name, Reason.DAMAGED, "the library that was built", str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    return _Fitting(wheel.folder / pick.chosen.path, is_module, tuple(wheel.folder / file.path for file in links))
+    path, *links = (Path(normpath(wheel.folder / file.path)) for file in files)
+    return _Fitting(path, exported[0], tuple(links))
 
 
 def _wheel_of(package: str) -> _Wheel:
@@ -234,7 +237,21 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 
     prebuilt_only = tuple(why for why in rejections if why.candidate != JIT_CANDIDATE)
     env = explain.environment(host, None, __version__)
-    return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, (_again(wheel.package),)))
+    fixes = (*_other_torch(wheel.info, host, prebuilt_only), _again(wheel.package))
+    return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, fixes))
+
+
+def _other_torch(info: BuildInfo, host: Host, rejections: Iterable[Rejection]) -> list[str]:
+    """The command for the torch nearest to this one, of those that refused libraries were built for."""
+    from precast._builder import installer
+
+    bound = {why.candidate for why in rejections if why.reason is Reason.TORCH_ABI}
+    releases = {one.abi.release for one in info.host if one.name in bound and isinstance(one.abi, Exact)}
+    if host.torch is None or not releases:
+        return []
+    here = host.torch.version.release
+    nearest = min(releases, key=lambda one: (one > here, abs(one.minor - here.minor)))
+    return [f"{installer.install_command()} 'torch=={nearest}.*'  # the torch that it was built for"]
 
 
 def _again(package: str) -> str:

@@ -12,10 +12,11 @@ Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not 
 
 import sys
 
-from precast._builder import python
+from precast._builder import process, python
 
 if __name__ == "__main__":
     python.leave_here()
+    process.end_cleanly()
 
 import argparse
 import importlib
@@ -77,4 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -12,7 +12,7 @@ import csv
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from email import message_from_bytes
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from precast._abi.violation import Violation
 from precast._builder import bindings, elf, fatbin, packing, xray, xray_verdict
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
-from precast.build import ownership, trial, wheel
+from precast.build import answering, finished, ownership, trial, wheel
 from precast.errors import KernelError
 
 REQUIRES = re.compile(r"(?m)^(?:Requires-Dist: )?precast\b(?![\w.-])", re.IGNORECASE)
@@ -68,15 +68,20 @@ def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
 def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Violation]]:
     found: list[Violation] = []
     infos: list[BuildInfo] = []
+    listed: set[str] = set()
     for manifest in _manifests(root):
         info, violations = _manifest(root, manifest)
         found += violations
         infos += [] if info is None else [info]
+        folder = manifest.parent.relative_to(root).as_posix()
+        listed |= set() if info is None else {finished.at(folder, where) for where in info.files}
     if not infos and not found:
         found.append(Violation("manifest", match[0], f"a {FOLDER}/{prebuilt.MANIFEST} in a package", "none"))
     found += _tag(match, infos)
-    found += _bundled(root)
-    found += ownership.strangers(_names(root), match["name"])
+    found += _bundled(root, listed)
+    found += _answered(root)
+    at_top = {where for where in listed if "/" not in where}  # the library of a module of no package
+    found += ownership.strangers({*_names(root)} - at_top, match["name"])
     found += _metadata(root, match, infos)
     return infos, found
 
@@ -230,14 +235,31 @@ def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]
             yield Violation("tag", name[0], f"a platform of {machine}", name["platform"])
 
 
-def _bundled(root: Path) -> Iterator[Violation]:
+def _answered(root: Path) -> Iterator[Violation]:
+    """Each package in which torch opens guards must let it do so before anything else, wherever the wheel is for."""
+    sources = {where: _source(root / where) for where in _names(root) if where.endswith((".py", ".so"))}
+    for where in answering.asking(sources):
+        why = answering.why_not(sources[where], where)
+        if why is not None:
+            yield Violation("answer", where, f"{answering.LINE.partition('  ')[0]} as its first statement", why)
+
+
+def _source(path: Path) -> bytes:
+    """A Python file; of a library so much that a guard differs from it."""
+    with path.open("rb") as file:
+        return file.read() if path.suffix == ".py" else file.read(len(wheel.GUARD) + 1)
+
+
+def _bundled(root: Path, listed: Collection[str]) -> Iterator[Violation]:
     """The wheel must not bundle foreign libraries, and what import or torch opens must be behind a guard."""
-    for path in sorted(root.rglob("*.so*")):
+    for path in sorted({*root.rglob("*.so*"), *root.rglob(f"*{finished.SUFFIX}")}):
         where = path.relative_to(root).as_posix()
         if xray_verdict.is_foreign(path.name) or xray_verdict.is_foreign(path.name.partition(".")[2]):
             yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
-        elif path.parent.name == "host" and path.parent.parent.name == FOLDER:
-            continue  # which its manifest lists
+        elif where in listed or (path.parent.name == "host" and path.parent.parent.name == FOLDER):
+            continue  # where strays are found
+        elif path.suffix == finished.SUFFIX:
+            yield Violation("strays", where, "the files that the manifests list", "one more")
         elif _text(path) != wheel.GUARD and _could_be_guarded(where, path.read_bytes()):
             yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")
 

@@ -20,7 +20,18 @@ from precast._abi.label import Label
 from precast._builder import failure, provenance, toolchain
 from precast._load import edited, prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import device, facts, failing, guarding, ownership, preflight, registrations, wheel
+from precast.build import (
+    answering,
+    described,
+    device,
+    facts,
+    failing,
+    merging,
+    ownership,
+    preflight,
+    registrations,
+    wheel,
+)
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.build.finished import Finished, Folder
 from precast.errors import KernelError
@@ -217,7 +228,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         name, version = self.distribution.get_name(), self.distribution.get_version()
         guards = frozenset(_guard(one).as_posix() for one in every) - modules.keys()
         known = provenance.of(Path.cwd())
-        files, infos = guarding.behind_guards(
+        files, infos = merging.behind_guards(
             [Finished(Path(name), name, version, "", label, {}, folders, guards)],
             mode=BuildMode.MACHINE if self._settings.label is None else BuildMode.RELEASE,
             commit=known.commit,
@@ -229,10 +240,10 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         _drop_strays(Path(self.build_lib), folders)
         self._made = tuple(map(Path, files))
         files = self._packages(files) | ({} if self.editable_mode else device.shipped(every)) | files
-        files |= {where: guarding.answering(files[where]) for where in guarding.asking(files)}
+        files |= {where: answering.answering(files[where], where) for where in answering.asking(files)}
         for relative, content in files.items():
             wheel.write_changed(Path(self.build_lib, relative), content)
-        wheel.describe(self.distribution, wheel.tag_of(infos), lambda metadata: guarding.requiring(metadata, infos))
+        wheel.describe(self.distribution, wheel.tag_of(infos), lambda metadata: described.requiring(metadata, infos))
 
     def _host_file(self, extension: Extension) -> HostFile:
         path = Path(self.build_lib) / self.get_ext_filename(extension.name)

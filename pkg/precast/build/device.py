@@ -15,13 +15,14 @@ from precast._abi.build_info import DeviceFile
 from precast._abi.capability import GpuTarget
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._builder import binaries, closure, machine, nvrtc, toolchain
+from precast._builder import binaries, closure, installer, machine, nvrtc, toolchain
 from precast._builder.cache import open_cache
 from precast._cubin import launcher, programs, signature
 from precast._cubin.programs import Programs
 from precast.build.extensions import DeviceExtension
 from precast.errors import KernelError
 
+MARK = b'"""Made by precast.build: the kernels of '
 # The text in the place of the module. The second line is that of a guard.
 _MODULE = '''"""Made by precast.build: the kernels of {name}, launched on the GPU of their tensors."""
 
@@ -107,8 +108,8 @@ def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tu
         raise KernelError(
             f"{extension.name} cannot be built",
             found=looked_at,
-            needed="NVRTC",
-            fix='"nvidia-cuda-nvrtc==13.*" in build-system.requires of its pyproject.toml',
+            needed="NVRTC in the environment of the build",
+            fix=f'{installer.install_command()} "nvidia-cuda-nvrtc==13.*"  # --no-build-isolation installs nothing',
         )
     visible = () if extension.targets or settings.targets() else machine.visible_gpus()
     targets = extension.targets or settings.targets() or tuple(machine.target_for(c, found.targets) for c in visible)
@@ -117,6 +118,6 @@ def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tu
             f"{extension.name} has no GPU to be compiled for",
             found="no targets in setup.py, no PRECAST_CUDA_ARCH_LIST, no visible GPU",
             needed="one of them",
-            fix='PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel .',
+            fix='PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel --no-build-isolation .',
         )
     return found, tuple(dict.fromkeys(targets))

@@ -6,6 +6,7 @@ itself asks for in ``[build-system] requires`` is installed for that package alo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -13,7 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,8 +125,7 @@ def environment(job: Job, settings: Settings) -> Environment:
             folder.parent.mkdir(parents=True, exist_ok=True)
             venv = python.command("venv", "--without-pip", str(folder))
             run(venv, folder.parent, plain(os.environ), f"the environment {folder}")
-            install = pip(own, "install", "--no-compile", *_TOOLS, *job.requirements)
-            run(install, folder, plain(os.environ), f"torch {job.torch} for {job.label}")
+            _install_torch(job, own)
             _refuse_other(job, own)
             (folder / _READY).touch()
         (site,) = folder.glob("lib/python3*/site-packages")
@@ -134,6 +135,24 @@ def environment(job: Job, settings: Settings) -> Environment:
                 run(pip(own, "install", *compiler), folder, plain(os.environ), f"nvcc for {job.label}")
             _link(home)
     return Environment(folder, site, home, kept)
+
+
+def _install_torch(job: Job, own: Path) -> None:
+    """Install torch; without CUDA its CPU build, which the package index does not have: that has 5 GB of CUDA's own.
+
+    Only torch itself is looked for on its own index, and what it requires on the usual one.
+    """
+    version, what = f"{job.torch.release}.{job.torch.patch}", f"torch {job.torch} for {job.label}"
+    print(f"{job.name}: installing torch, once for all packages", flush=True)
+    if job.label.cuda is None:
+        options = ("--no-compile", "--no-deps", "--timeout", "10", "--retries", "1")
+        command = pip(own, "install", *options, "--index-url", f"{toolkits.INDEX}/cpu", f"torch=={version}+cpu")
+        try:
+            run(command, own.parents[1], plain(os.environ), f"{what}, alone")
+        except KernelError:
+            print(f"{job.name}: no torch {version}+cpu on {toolkits.INDEX}/cpu, so the one of the package index")
+    install = pip(own, "install", "--no-compile", *_TOOLS, *job.requirements)
+    run(install, own.parents[1], plain(os.environ), what)
 
 
 def _compiler(cuda: CudaVersion, version: str) -> tuple[str, ...]:
@@ -182,9 +201,11 @@ def folder_with(requirements: Sequence[str], folder: Path, made: Environment, wh
     if not (folder / "precast").exists():
         (folder / "precast").symlink_to(PACKAGE)
     wanted = [text for text in requirements if not re.match(r"(torch|precast)(?![\w.-])", text.strip())]
-    if wanted:
+    there = folder / f".{hashlib.sha256(repr(sorted(wanted)).encode()).hexdigest()[:16]}"
+    if wanted and not there.exists():  # what a build goes on with keeps its times, by which objects are judged
         command = pip(made.python, "install", "--upgrade", "--target", str(folder), *wanted)
         run(command, folder.parent, plain(os.environ), what)
+        there.touch()
     return folder
 
 
@@ -202,6 +223,8 @@ def variables(job: Job, made: Environment, requires: Path, work: Path, settings:
     A list of GPUs that the user names also replaces the ``-gencode`` options that a package writes itself.
     """
     tools = work / "bin"
+    for made_again in (tools, work / "cuda"):
+        shutil.rmtree(made_again, ignore_errors=True)
     tools.mkdir()
     places = {work: "/build", made.site: "/site"}
     compilers.write_host(tools, job.standard, places, debug=settings.debug)
@@ -215,6 +238,7 @@ def variables(job: Job, made: Environment, requires: Path, work: Path, settings:
         "CMAKE_PREFIX_PATH": str(made.site / "torch" / "share" / "cmake"),
         "MAX_JOBS": jobs,
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "SKBUILD_BUILD_DIR": str(work / "objects"),  # scikit-build-core has a temporary one otherwise
     }
     if made.cuda_home is None:
         return {**found, "FORCE_CUDA": "0", "CUDA_VISIBLE_DEVICES": ""}
@@ -237,11 +261,18 @@ def plain(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_FOREIGN)}
 
 
-def run(command: Sequence[str], folder: Path, env: Mapping[str, str], what: str) -> str:
-    """Run a command in a folder; KernelError with its first error and its last lines if it fails."""
+def run(
+    command: Sequence[str], folder: Path, env: Mapping[str, str], what: str, tick: Callable[[], None] | None = None
+) -> str:
+    """Run a command in a folder; KernelError with its first error and its last lines if it fails.
+
+    Its temporary files are removed, also if it has no time to do so itself.
+    """
     log = folder / f"{re.sub(r'[^a-z0-9]+', '-', what.lower())[:60]}.log"
     shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
-    status, said = process.run(shell, log=log, environment={**env, "LC_ALL": "C.UTF-8"}, umask=process.INHERITED)
+    with tempfile.TemporaryDirectory(prefix="precast-run-") as temporary:
+        env = {**env, "LC_ALL": "C.UTF-8", "TMPDIR": temporary}
+        status, said = process.run(shell, log=log, environment=env, umask=process.INHERITED, tick=tick)
     if status:
         raise KernelError(
             f"{what}: a command failed",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -17,9 +19,10 @@ from precast._load.downstream import inside
 from precast.build import facts, linked, wheel
 from precast.errors import KernelError
 
+SUFFIX = ".guarded"  # of a library in its own folder: nothing that looks for libraries or modules takes it for one
 _LABEL = re.compile(r"(cu\d{3,4}|cpu)(?![0-9])")
-# What a wheel says of itself; written again for the guarded wheel.
-OWN = ("METADATA", "WHEEL", "RECORD")
+# What a wheel says of itself; written again for the guarded wheel, but for signatures.
+OWN = ("METADATA", "WHEEL", "RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Finished:
     """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else.
 
     ``local`` is what its version says of the torch that it is bound to: ``cu130.torch2.13``, or nothing. ``left`` has
-    the libraries that stay as they are, because nothing but ctypes can open them.
+    the libraries that stay as they are, because neither import nor torch opens them. ``build`` and ``python`` are parts
+    of its name, ``programs`` the files that installers make executable.
     """
 
     path: Path
@@ -49,6 +53,9 @@ class Finished:
     guards: frozenset[str] = frozenset()
     local: str = ""
     left: tuple[HostFile, ...] = ()
+    build: str = ""
+    python: str = ""
+    programs: frozenset[str] = frozenset()
 
     @property
     def dist_info(self) -> str:
@@ -64,11 +71,13 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     contents = xray.read(path)
     for library in contents.libraries:
         if xray_verdict.is_foreign(PurePosixPath(library.path).name):
-            raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library", "a wheel without it",
-                       f"auditwheel repair --exclude 'libtorch*' --exclude 'libcu*' {contents.name}")  # fmt: skip
+            raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library",
+                       "the wheel before it was put in: auditwheel repair has --exclude for that")  # fmt: skip
+        if ".data" in (top := library.path.partition("/")[0]):
+            raise _bad(library, f"a library below {top}", "one at its place in site-packages")
     contents = linked.findable(contents)
     match = xray.name_of(path)
-    files = _files(path)
+    files, programs = _files(path)
     for name in OWN[:2]:
         if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
             raise KernelError(f"{path} is not a wheel", found=f"no {name} in it", needed="one in its .dist-info")
@@ -84,9 +93,9 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
             replace(file, path=paths[file.path], links=tuple((name, paths[place]) for name, place in file.links))
             for file in info.host
         ]
-        data = {paths.get(where, where): files[f"{folder}/{where}"] for where in listed}
+        data = {paths.get(where, where): files[at(folder, where)] for where in listed}
         made.folders[folder] = Folder(tuple(hosts), info.device, data)
-        taken |= {f"{folder}/{prebuilt.MANIFEST}", *(f"{folder}/{where}" for where in listed)}
+        taken |= {at(folder, where) for where in (prebuilt.MANIFEST, *listed)}
     libraries = [one for one in contents.libraries if one.path not in taken]
     guards = {one.path: _places(one)[1] for one in libraries if one.is_module or one.needs_torch}
     moved = {one.path for library in libraries if library.path in guards for one in linked.by(library, libraries)}
@@ -94,6 +103,8 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     if not guards and not manifests:
         found = f"{_shown(left)}, which neither import nor torch opens"
         raise KernelError(f"{path.name} has nothing to guard", found=found, needed="a Python module, or ops of torch")
+    for library in libraries:
+        _refuse_opened_by_code(library, [one for one in libraries if one.path in guards])
     stay = {one.path for library in left for one in _left(library, libraries, guards)}
     libraries = [one for one in libraries if one not in left]
     taken |= {one.path for one in libraries} - stay
@@ -108,15 +119,29 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     return replace(
         made,
         rest=rest,
+        build=match[3] or "",
+        python=match["python"],
+        programs=programs & rest.keys(),
         guards=frozenset(guards.values()),
         local=contents.version.partition("+")[2] or local,
         left=tuple(replace(facts.entry(one, None, label), path=one.path) for one in left),
     )
 
 
-def _files(path: Path) -> dict[str, bytes]:
+def at(folder: str, path: str) -> str:
+    """The place in a wheel of a file that the manifest in a folder lists."""
+    return posixpath.normpath(f"{folder}/{path}")
+
+
+def _files(path: Path) -> tuple[dict[str, bytes], frozenset[str]]:
+    """The files of a wheel, and which of them are executable."""
     with archives.open_zip(path) as archive:
-        return {member.filename: archive.read(member) for member in archive.files}
+        programs = frozenset(member.filename for member in archive.files if _is_program(member))
+        return {member.filename: archive.read(member) for member in archive.files}, programs
+
+
+def _is_program(member: zipfile.ZipInfo) -> bool:
+    return bool(member.external_attr >> 16 & 0o111)
 
 
 def _manifests(files: dict[str, bytes]) -> list[tuple[str, BuildInfo, tuple[str, ...]]]:
@@ -144,9 +169,11 @@ def _places(library: xray.Library) -> tuple[str, str]:
     """
     package, _, _ = library.module.rpartition(".")
     name = answers.name_of(PurePosixPath(library.path).name)
-    if not package and library.is_module:
+    if not package and not library.is_module:
+        raise _bad(library, "ops of torch at the top of the wheel, in no package", "a package that holds the library")
+    if not package:
         return f"{name}/_C", f"{name}/__init__.py"
-    folder = "/".join([*package.split("."), *inside(package)]) if package else "_C"
+    folder = "/".join([*package.split("."), *inside(package)])
     return folder, f"{package.replace('.', '/')}/{name}{'.py' if library.is_module else '.so'}"
 
 
@@ -174,8 +201,9 @@ def _folders(
             for one in (*links[library.path], library):
                 if places.get(one.path, folder) != folder:
                     raise _bad(library, f"that it links {one.path}, of another package", "both in one package")
-                names = tuple((other.info.soname or "", alone[other.path].path) for other in links[one.path])
-                found.setdefault(folder, {})[one.path] = one, replace(alone[one.path], links=names)
+                names = tuple((other.info.soname or "", _beside(other, alone, folder)) for other in links[one.path])
+                entry = replace(alone[one.path], path=_beside(one, alone, folder), links=names)
+                found.setdefault(folder, {})[one.path] = one, entry
     return {folder: list(entries.values()) for folder, entries in found.items()}
 
 
@@ -190,22 +218,40 @@ def _entry(
         raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
     file = facts.entry(library, _built_by(contents, library, torch), label)
     if helper:
-        return replace(file, kind=HostKind.LINKED, families=(), path=f"host/{file.sha256[:8]}.{library.info.soname}")
+        name = f"{file.sha256[:8]}.{PurePosixPath(library.path).name}"
+        return replace(file, kind=HostKind.LINKED, families=(), path=name)
     file = replace(file, families=(answers.name_of(PurePosixPath(library.path).name),))
-    return replace(file, path=_placed(file))
+    return replace(file, path=_placed(file).removeprefix("host/").removesuffix(".so"))
+
+
+def _beside(library: xray.Library, entries: Mapping[str, HostFile], folder: str) -> str:
+    """The path of a library from the folder of a manifest. It keeps its own folder, so that ``$ORIGIN`` stays."""
+    own = posixpath.dirname(library.path) or "."
+    path = posixpath.relpath(f"{own}/{entries[library.path].path}{SUFFIX}", folder)
+    return path if path.startswith("../") else f"../{posixpath.basename(folder)}/{path}"
 
 
 def _placed(file: HostFile) -> str:
     """A path that no other library of a merged wheel has."""
-    if file.kind is HostKind.LINKED:
+    if file.kind is HostKind.LINKED or file.path.startswith("../"):
         return file.path
     python, cuda = file.python if file.python != "none" else "", f"cu{file.cuda_major}" if file.cuda_major else ""
     parts = [file.families[0], str(file.abi), python, cuda, file.sha256[:8], "so"]
     return f"host/{'.'.join(filter(None, parts))}"
 
 
+def _refuse_opened_by_code(library: xray.Library, guarded: list[xray.Library]) -> None:
+    """Refuse to put a guard in the place of a file that C code opens by its name: ``dlopen`` takes no guard."""
+    for one in guarded:
+        name = PurePosixPath(one.path).name
+        linked_or_same = one.data == library.data or one.info.soname in library.info.needed
+        if not linked_or_same and any(mark + name.encode() + b"\0" in library.data for mark in (b"\0", b"/")):
+            found = f"that {library.path} has its file name, as code has that opens it itself"
+            raise _bad(one, found, "a library that only import or torch.ops.load_library opens")
+
+
 def _left(library: xray.Library, libraries: list[xray.Library], guards: Mapping[str, str]) -> list[xray.Library]:
-    """A library that only ctypes can open, and those that it links: they stay where they are."""
+    """A library that neither import nor torch opens, and those that it links: they stay as they are."""
     links = linked.by(library, libraries)
     moved = [one.path for one in links if one.path in guards]
     if moved:

@@ -15,7 +15,8 @@ from email import message_from_bytes
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo
-from precast._builder import index_pages, xray
+from precast._builder import index_pages, staging, xray
+from precast._builder.staging import Staged
 from precast._load import prebuilt
 from precast.build import wheel as wheel_rules
 from precast.errors import KernelError
@@ -51,15 +52,19 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
                 needed="another version: installers keep a file that they have seen",
             )
         placed.append((wheel, target))
-    for wheel, target in placed:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            shutil.copyfile(wheel, target)
-        target.with_name(f"{target.name}.metadata").write_bytes(wheel_rules.metadata(target))
-    for project in sorted({target.parent for _, target in placed}):
-        _write(project, _files(project))
-    for index in sorted({target.parents[1] for _, target in placed}):
-        _write(index, index_pages.root(sorted(path.parent.name for path in index.glob("*/index.html"))))
+    with staging.staged(site) as staged:
+        for wheel, target in placed:
+            if not target.exists():
+                shutil.copyfile(wheel, staged.path(str(target.relative_to(site))))
+            metadata = staged.path(str(target.relative_to(site).with_name(f"{target.name}.metadata")))
+            metadata.write_bytes(wheel_rules.metadata(wheel))
+        for project in sorted({target.parent.relative_to(site) for _, target in placed}):
+            _write(staged, project, _files(site / project, staged.path(f"{project}/index.html").parent))
+        for index in sorted({target.parents[1].relative_to(site) for _, target in placed}):
+            both = (site / index, staged.path(f"{index}/index.html").parent)
+            names = {path.parent.name for folder in both for path in folder.glob("*/index.html")}
+            _write(staged, index, index_pages.root(sorted(names)))
+        staged.place()
     return [target for _, target in placed]
 
 
@@ -71,20 +76,21 @@ def label_of(wheel: Path) -> str:
     return labels.pop() if len(labels) == 1 and "" not in labels else "all"
 
 
-def _files(project: Path) -> dict[str, str]:
-    """The pages of one project, from the wheels in its folder and the metadata next to them."""
-    wheels = sorted(project.glob("*.whl"))
-    entries = []
+def _files(project: Path, added: Path) -> dict[str, str]:
+    """The pages of one project, from the wheels in its folder and the added ones, and the metadata next to them."""
+    by_name = {wheel.name: wheel for folder in (project, added) for wheel in folder.glob("*.whl")}
+    wheels, entries = [by_name[name] for name in sorted(by_name)], []
     for wheel in wheels:
-        metadata = wheel.with_name(f"{wheel.name}.metadata").read_bytes()
+        place = added if (added / f"{wheel.name}.metadata").is_file() else project
+        metadata = (place / f"{wheel.name}.metadata").read_bytes()
         python = message_from_bytes(metadata).get("Requires-Python")
         entries.append(index_pages.entry(wheel.name, _digest(wheel), wheel.stat().st_size, python, metadata))
     return index_pages.project(project.name, entries, (wheel.name.split("-")[1] for wheel in wheels))
 
 
-def _write(folder: Path, pages: dict[str, str]) -> None:
+def _write(staged: Staged, folder: Path, pages: dict[str, str]) -> None:
     for name, text in pages.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        staged.path(f"{folder}/{name}").write_text(text, encoding="utf-8")
 
 
 def _digest(path: Path) -> str:

@@ -34,6 +34,8 @@ def findable(contents: xray.Contents) -> xray.Contents:
                 raise _unfit(f"{one.path}, linked as {name} and as {soname}", "one name for it")
             one = _with_soname(one, name, contents.tag)
         if one.listed is None and one.info.soname in wanted:
+            if "/" in one.info.soname or not one.info.soname.isprintable():
+                raise _unfit(f"{one.path} with the SONAME {one.info.soname!r}", "a file name as its SONAME")
             other = by_name.setdefault(one.info.soname, one)
             if other.data != one.data:
                 raise _unfit(f"{other.path} and {one.path}, both linked as {one.info.soname}", "one of that name")

@@ -7,7 +7,7 @@
     [[package]]
     name = "torch-scatter"
     version = "2.1.2"
-    sha256 = "69b3aa43..."                 # of the archive on the package index
+    sha256 = "69b3aa43..."                 # of the archive on the package index; ship --pin writes it
     cuda = ["cu130"]                       # default: a build without CUDA
     gpus = "8.0 9.0+PTX"                   # default: those of precast's own wheels
     variables = { FORCE_BUILD = "1" }      # of the environment of a build
@@ -39,7 +39,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Order:
-    """One package of the list. ``tests`` next to the list are absolute paths."""
+    """One package of the list. ``tests`` next to the list are absolute paths; ``sha256`` is empty if not pinned."""
 
     name: str
     version: str
@@ -74,6 +74,17 @@ def read(path: Path) -> tuple[Order, ...]:
     return tuple(found)
 
 
+def pin(path: Path, order: Order, sha256: str) -> None:
+    """Write the hash of a package into a list, behind its version. Nothing else of the list changes."""
+    head, *blocks = re.split(r"(?m)^(?=\[\[package\]\])", path.read_text(encoding="utf-8"))
+    for at, block in enumerate(blocks):
+        said = [re.search(rf"""(?m)^\s*{key}\s*=\s*["']{re.escape(value)}["'].*\n""", block)
+                for key, value in (("name", order.name), ("version", order.version))]  # fmt: skip
+        if all(said) and said[1] is not None and not re.search(r"(?m)^\s*sha256\s*=", block):
+            blocks[at] = f'{block[: said[1].end()]}sha256 = "{sha256}"\n{block[said[1].end() :]}'
+    path.write_text(head + "".join(blocks), encoding="utf-8")
+
+
 def _order(table: Table, torches: tuple[Any, ...], beside: Path) -> Order:
     own = table.all_parsed("torch", environments.parse_torch) if "torch" in table.values else torches
     labels = table.all_parsed("cuda", environments.parse_label) if "cuda" in table.values else (Label("cpu"),)
@@ -83,7 +94,9 @@ def _order(table: Table, torches: tuple[Any, ...], beside: Path) -> Order:
     order = Order(
         name=table.parsed("name", lambda text: _like(_NAME, text, "the name of a package")),
         version=table.parsed("version", lambda text: _like(_VERSION, text, "a version")),
-        sha256=table.parsed("sha256", lambda text: _like(_SHA256, text, "64 hexadecimal digits")),
+        sha256=table.parsed("sha256", lambda text: _like(_SHA256, text, "64 hexadecimal digits"))
+        if "sha256" in table.values
+        else "",
         jobs=tuple(itertools.starmap(Job, itertools.product(own, labels))),
         gpus=table.maybe("gpus", str),
         variables={key: variables.take(key, str) for key in sorted(variables.values)},

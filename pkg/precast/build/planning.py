@@ -24,6 +24,10 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 _LIBRARY = re.compile(r"\b(PyInit_\w+|PYBIND11_MODULE|(STABLE_)?TORCH_LIBRARY(_FRAGMENT)?)\b\s*\(")
 _PART = re.compile(r"\b(STABLE_)?TORCH_LIBRARY_IMPL\b\s*\(")
 _ALL_OF_TORCH = re.compile(r"torch/(extension|torch|all|python|script)\.h|ATen/ATen\.h")
+# What the stable ABI has nothing for: random numbers, gradients in C++, TorchScript, process groups.
+_BOUND = re.compile(
+    r"\b(\w*GeneratorImpl|PhiloxCudaState|at::Generator|torch::autograd|torch::class_|CustomClassHolder|c10d::\w+)\b"
+)
 _SOME_OF_TORCH = re.compile(r"(torch/library|ATen/|c10/|torch/types)")
 # By the headers of torch that a source includes; nvcc with all of them; and more for each GPU target.
 _SECONDS, _TARGET = {"all": 21.0, "some": 6.0, "none": 1.0, "nvcc": 58.0}, 0.6
@@ -37,6 +41,7 @@ class Source:
     path: Path
     library: bool
     torch: str  # "all", "some" or "none"
+    bound: str = ""  # the first name of torch in it that the stable ABI has nothing for
 
     @property
     def device(self) -> bool:
@@ -65,7 +70,11 @@ def read(tree: Path) -> tuple[Source, ...]:
                 torch = "some"
             found.append((path, path.read_text(encoding="utf-8", errors="replace"), torch))
     mark = _LIBRARY if any(_LIBRARY.search(text) for _, text, _ in found) else _PART
-    return tuple(Source(path, mark.search(text) is not None, torch) for path, text, torch in found)
+    named = {path: _BOUND.search(text) for path, text, _ in found}
+    return tuple(
+        Source(path, mark.search(text) is not None, torch, "" if (it := named[path]) is None else it[0])
+        for path, text, torch in found
+    )
 
 
 def _headers(path: Path, tree: Path, seen: set[Path]) -> Iterator[str]:
@@ -106,7 +115,10 @@ def _fewer(sources: Sequence[Source], jobs: Sequence[Job], settings: Settings) -
     torches = {job.torch.release for job in jobs}
     stable = {release for release in torches if release >= STABLE_FLOOR}
     classic = [one for one in sources if one.torch != "none" and one.library]
-    if classic and len(stable) > 1:
+    bound = [one for one in sources if one.bound]
+    if classic and len(stable) > 1 and bound:
+        yield f"not by torch's stable ABI, which has no {bound[0].bound}: {bound[0].path.name}"
+    elif classic and len(stable) > 1:
         yield f"{_libraries(len(classic))} for all torches from {STABLE_FLOOR} on, on torch's stable ABI"
     heavy = [one for one in sources if one.torch == "all" and not one.device]
     if heavy:

@@ -124,11 +124,88 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "@distribution@"
 version = "1.0"
+description = "One op for torch"
+readme = "README.md"
+license = "MIT"
+license-files = ["LICENSE"]
 requires-python = ">=3.10"
 dependencies = [@dependencies@]
 
 [tool.setuptools]
 packages = ["@name@"]
+package-data = { "@name@" = ["py.typed"] }
+"""
+_README = """# @distribution@
+
+`@name@.wave(x)` is `|x - 2 round(x / 2)|`, for float32, on CPU and CUDA.
+
+```sh
+pip install --no-build-isolation .@install@
+python -m pytest
+```
+"""
+_LICENCE = """MIT License
+
+Copyright (c) the authors of @distribution@
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
+# The workflow calls ours for what is built once per torch; a package without a build has a workflow of its own.
+_WORKFLOW = """# Wheels for each torch, merged, tested and put on an index page. Name the repository of precast and
+# the commit of a release, twice. A tag that begins with v is published too, by a trusted publisher at PyPI.
+name: wheels
+on:
+  push: { tags: ["v*"] }
+  workflow_dispatch:
+permissions: {}
+concurrency: { group: wheels, cancel-in-progress: false }
+jobs:
+@wheels@  publish:
+    needs: wheels
+    if: github.ref_type == 'tag'
+    runs-on: ubuntu-24.04
+    timeout-minutes: 15
+    environment: pypi
+    permissions: { id-token: write } # trusted publishing: no token is kept
+    steps:
+      - uses: actions/download-artifact@3e5f45b2cfb9172054b4087a40e8e0b5a5461e7c # v8.0.1
+        with: { name: wheels, path: dist }
+      - uses: pypa/gh-action-pypi-publish@cef221092ed1bacb1cc03d23a2d87d1d172e277b # v1.14.0
+"""
+_CALL = """  wheels:
+    uses: OWNER/precast/.github/workflows/wheels.yml@0000000000000000000000000000000000000000 # v1.0.0
+    permissions: { contents: read }
+    with:
+      torch: "2.13,2.14"
+      cuda: ""
+@gpus@      python: "3.12"
+      requires: numpy
+      precast: "precast @ https://github.com/OWNER/precast/archive/0000000000000000000000000000000000000000.zip"
+"""
+_PURE = """  wheels:
+    runs-on: ubuntu-24.04
+    timeout-minutes: 30
+    permissions: { contents: read }
+    steps:
+      - uses: actions/checkout@9c091bb21b7c1c1d1991bb908d89e4e9dddfe3e0 # v7.0.0
+        with: { persist-credentials: false }
+      - run: python3 -m venv "$RUNNER_TEMP/env"
+      - run: '"$RUNNER_TEMP/env/bin/python" -m pip wheel --no-deps -w dist .'
+      - run: '"$RUNNER_TEMP/env/bin/python" -m pip install dist/*.whl numpy pytest'
+      - run: '"$RUNNER_TEMP/env/bin/python" -m pytest -q'
+      - uses: actions/upload-artifact@043fb46d1a93c77aae656e7c1c64a875d1fc6a0a # v7.0.1
+        with: { name: wheels, path: dist, if-no-files-found: error, overwrite: true }
 """
 _TEST = """import pytest
 import torch
@@ -157,6 +234,7 @@ def test_bad_input():
     with pytest.raises(RuntimeError, match="x must be float32"):
         wave(torch.ones(2, dtype=torch.int64))
 """
+_INSTALLED = "  # in an environment that has what build-system.requires names"
 _IGNORED = "build/\ndist/\n*.egg-info/\n__pycache__/\n# What an editable install puts next to the sources.\n_C/\n"
 
 
@@ -196,12 +274,16 @@ def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str
     init = _INIT.replace("@imports@", imports).replace("@schema@", "" if cuda else _SCHEMA)
     made = {
         f"{name}/__init__.py": init.replace("@loads@", cpu + _LOAD_TRITON * triton),
-        "pyproject.toml": _PYPROJECT.replace("@requires@", _quoted(["setuptools>=77.0.3", *_build(cpp, cuda)]))
-        .replace(
+        "pyproject.toml": _PYPROJECT.replace("@requires@", _quoted(["setuptools>=77.0.3", *_build(cpp, cuda)])).replace(
             "@dependencies@", _quoted([f"torch>={STABLE_FLOOR}", *["precast"] * (cpp or cuda), *["triton"] * triton])
-        )
-        .replace("@distribution@", name.replace("_", "-")),
+        ),
         "tests/test_wave.py": _TEST + _TEST_REFUSAL * cpp,
+        f"{name}/py.typed": "",
+        "README.md": _README.replace("@install@", _INSTALLED * (cpp or cuda)),
+        "LICENSE": _LICENCE,
+        ".github/workflows/wheels.yml": _WORKFLOW.replace("@wheels@", _CALL if cpp or cuda else _PURE).replace(
+            "@gpus@", '      gpus: "8.0 9.0+PTX"\n' * cuda
+        ),
         ".gitignore": _IGNORED + "".join(f"/{name}/{one}.py\n" for one in ("cpu",) * cpp + ("cuda",) * cuda),
     }
     if cpp:
@@ -213,7 +295,10 @@ def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str
     if cpp or cuda:
         classes = ", ".join(["DeviceExtension"] * cuda + ["StableExtension"] * cpp)
         made["setup.py"] = _SETUP.replace("@classes@", classes).replace("@modules@", _STABLE * cpp + _DEVICE * cuda)
-    return {where: text.replace("@name@", name).replace("@floor@", str(STABLE_FLOOR)) for where, text in made.items()}
+    words = {"@name@": name, "@floor@": str(STABLE_FLOOR), "@distribution@": name.replace("_", "-")}
+    for word, replaced in words.items():
+        made = {where: text.replace(word, replaced) for where, text in made.items()}
+    return made
 
 
 def _build(cpp: bool, cuda: bool) -> list[str]:

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -39,10 +40,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m precast.build ship", description=__doc__)
     parser.add_argument("list", type=Path, help="the packages, as precast.build.orders describes them")
     parser.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
+    parser.add_argument("--pin", action="store_true", help="write the sha256 of packages that have none into the list")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the packages in the list")
     options = parser.parse_args(arguments)
     try:
-        listed = orders.read(options.list)
+        listed = _pinned(options.list, write=options.pin)
         chosen = [one for one in listed if options.only is None or one.name in options.only]
         missing = sorted(set(options.only or ()) - {one.name for one in chosen})
         if missing or not chosen:
@@ -55,6 +57,43 @@ def main(arguments: Sequence[str]) -> int:
     if failed:
         print(f"not shipped: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
+
+
+def _pinned(path: Path, *, write: bool) -> tuple[Order, ...]:
+    """The packages of a list, each with the hash of its archive. KernelError if one has none and may not get it."""
+    for order in (one for one in orders.read(path) if not one.sha256):
+        if not write:
+            fix = f"python -m precast.build ship --pin {path}  # writes what the package index has now"
+            raise KernelError(f"{path}: {order.name} {order.version} has no sha256", found="no pinned archive", fix=fix)
+        found = hash_on_index(order)
+        orders.pin(path, order, found)
+        print(f"{order.name} {order.version}: sha256 {found}", flush=True)
+    return orders.read(path)
+
+
+def hash_on_index(order: Order) -> str:
+    """The hash of a package's archive on the package index: what pip has got when another one was asked of it.
+
+    pip compares hashes before it unpacks anything. KernelError if there is no such archive.
+    """
+    with tempfile.TemporaryDirectory(prefix="precast-pin-") as work:
+        try:
+            _download(replace(order, sha256="0" * 64), Path(sys.executable), Path(work))
+        except KernelError as error:
+            found = re.search(r"Got\s+([0-9a-f]{64})", str(error))
+            if found is None:
+                raise
+            return found[1]
+    raise AssertionError("pip took an archive of another hash")
+
+
+def _download(order: Order, interpreter: Path, work: Path) -> None:
+    wanted = work / "wanted.txt"
+    wanted.write_text(f"{order.name}=={order.version} --hash=sha256:{order.sha256}\n", encoding="utf-8")
+    options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--require-hashes", "-r", str(wanted))
+    command = environments.pip(interpreter, "download", *options, "-d", str(work / "got"))
+    env = environments.plain(os.environ) | dict(order.variables)
+    environments.run(command, work, env, f"{order.name} {order.version} from the package index")
 
 
 def _ship(order: Order, listed: Sequence[Order], out: Path) -> bool:
@@ -101,12 +140,7 @@ def fetched(order: Order, folder: Path, settings: Settings) -> Path:
     if not kept.is_dir():
         made = environments.environment(order.jobs[0], settings)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            wanted = Path(work) / "wanted.txt"
-            wanted.write_text(f"{order.name}=={order.version} --hash=sha256:{order.sha256}\n", encoding="utf-8")
-            options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--require-hashes", "-r", str(wanted))
-            command = environments.pip(made.python, "download", *options, "-d", f"{work}/got")
-            env = environments.plain(os.environ) | dict(order.variables)
-            environments.run(command, Path(work), env, f"{order.name} {order.version} from the package index")
+            _download(order, made.python, Path(work))
             (Path(work) / "got").rename(kept)
     (archive,) = kept.iterdir()
     found = hashlib.sha256(archive.read_bytes()).hexdigest()

@@ -76,6 +76,13 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
     return (_OLDEST, "abi3") if "abi3" in pythons else ("py3", "none")
 
 
+def tag_within(infos: Sequence[BuildInfo], given: Iterable[str]) -> tuple[str, str]:
+    """:func:`tag_of` of wheels tagged for the Pythons ``given``: with the limited API none older than those."""
+    python, abi = tag_of(infos)
+    minors = [int(word[3:]) for text in given for word in text.split(".") if word[:3] == "cp3" and word[3:].isdigit()]
+    return (f"cp3{max(10, *minors)}" if abi == "abi3" and minors else python), abi
+
+
 def describe(distribution: Any, tag: tuple[str, str], metadata: Callable[[str], str]) -> None:
     """Give the wheel under construction, if any, the tag of its contents, and change its METADATA.
 

@@ -9,6 +9,8 @@ index. The GPUs are those of TORCH_CUDA_ARCH_LIST or PRECAST_CUDA_ARCH_LIST, els
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -17,20 +19,24 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._builder import tables, xray
+from precast._builder import lock, tables, xray
 from precast._load import probe
+from precast._version import __version__
 from precast.build import environments, guarding, planning
 from precast.build.environments import Environment, Job
 from precast.errors import KernelError
 
 # What earlier builds left: at the top of a package, and anywhere.
 _LEFT_AT_TOP, _LEFT = {"build", "dist", "_skbuild", ".venv", ".git"}, ("*.egg-info", "__pycache__", "*.so", "*.o")
+_FLAGS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "CMAKE_ARGS")
+# In which a build in CI gets the tag manylinux_2_28, as matrix.toml has it for precast itself.
+IMAGE = "quay.io/pypa/manylinux_2_28_x86_64@sha256:e0adf18521ad35192df733a6c62d35df7801957d24e0470238aacecfab2188a3"
 _THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # What a backend requires beside what pyproject.toml says (PEP 517), such as cmake.
 _HOOK = """
@@ -95,7 +101,7 @@ def matrix_of(jobs: Sequence[Job], pythons: str) -> dict[str, list[dict[str, str
         for job in jobs:
             label = "" if job.label.cuda is None else str(job.label)
             name = f"{job.name}-python{python}"
-            entries.append({"name": name, "python": python, "torch": str(job.torch), "cuda": label})
+            entries.append({"name": name, "python": python, "torch": str(job.torch), "cuda": label, "image": IMAGE})
     return {"include": entries}
 
 
@@ -131,25 +137,85 @@ def _build(tree: Path, jobs: Sequence[Job], out: Path, folder: Path, settings: S
 
 
 def build(tree: Path, job: Job, work: Path, settings: Settings, variables: Mapping[str, str] | None = None) -> Built:
-    """Build a package for one torch in the new folder ``work``, and guard it; ``variables`` are those of the package.
+    """Build a package for one torch, and guard it into ``work``; ``variables`` are those of the package.
 
     KernelError if a part of the environment cannot be had, if the build fails, or if no guard can stand for a library.
+    What a build has compiled stays in the cache until it succeeds, so that the next one goes on from there.
     """
     start = time.perf_counter()
     made = environments.environment(job, settings)
     ready = time.perf_counter()
-    work.mkdir(parents=True)
-    source = shutil.copytree(tree, work / "source", symlinks=True, ignore=lambda *listed: _left(tree, *listed))
-    env = environments.variables(job, made, _requires(source, made, work), work, settings) | dict(variables or {})
-    command = environments.pip(made.python, "wheel", "--no-deps", "--no-build-isolation", "-w", str(work / "dist"))
-    environments.run([*command, str(source)], work, env, f"{tree.name} for {job.name}")
-    (wheel,) = (work / "dist").glob("*.whl")
-    sizes = [len(one.data) for one in xray.read(wheel).libraries]
-    (guarded,) = guarding.guard([wheel], work / "guarded", replace(job.torch, local=str(job.label)))
+    with _going_on(tree, job, settings, dict(variables or {})) as place:
+        source = place / "source"
+        env = environments.variables(job, made, _requires(source, made, place), place, settings)
+        options = ("--no-deps", "--no-build-isolation", "-w", str(place / "dist"))
+        command = environments.pip(made.python, "wheel", *options, str(source))
+        told = _Told(job, place, sum(job.label.cuda is not None or not one.device for one in planning.read(tree)))
+        environments.run(command, place, env | dict(variables or {}), f"{tree.name} for {job.name}", told.tell)
+        (wheel,) = (place / "dist").glob("*.whl")
+        sizes = [len(one.data) for one in xray.read(wheel).libraries]
+        (guarded,) = guarding.guard([wheel], work / "guarded", replace(job.torch, local=str(job.label)))
     done = Built(guarded, len(sizes), sum(sizes), time.perf_counter() - ready, ready - start)
     times = f"{done.seconds:.0f} s, its environment {done.waited:.0f} s"
     print(f"{job.name}: {done.libraries} libraries, {done.size / 1e6:.2f} MB unpacked, {times}", flush=True)
     return done
+
+
+@contextlib.contextmanager
+def _going_on(tree: Path, job: Job, settings: Settings, variables: Mapping[str, str]) -> Iterator[Path]:
+    """A folder with a copy of the package, and with the objects of an earlier build that did not succeed.
+
+    One is kept for each package and job, if its sources and what decides their objects are the same.
+    """
+    targets = environments.targets_of(job.label, settings) if job.label.cuda is not None else ()
+    flags = {name: os.environ.get(name, "") for name in _FLAGS}
+    key = json.dumps([_digest(tree), list(map(str, targets)), settings.debug, dict(variables), flags, __version__])
+    place = environments.folder_of(job, settings).parents[1] / "builds" / f"{tree.name}-{job.name}"
+    with lock.exclusive(lock.lock_file(place.parent, place.name), place.name, wait_s=3600):
+        known = place / "key"
+        if not known.is_file() or known.read_text(encoding="utf-8") != key:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            shutil.copytree(tree, place / "source", symlinks=True, ignore=lambda *listed: _left(tree, *listed))
+            known.write_text(key, encoding="utf-8")
+        elif count := _objects(place):
+            print(f"{job.name}: goes on with {count} objects of an earlier build", flush=True)
+        shutil.rmtree(place / "dist", ignore_errors=True)
+        yield place
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@dataclass
+class _Told:
+    """Tells how many objects of a build there are, whenever there are more."""
+
+    job: Job
+    place: Path
+    planned: int
+    last: int = 0
+
+    def tell(self) -> None:
+        """A line if there are more objects than before."""
+        count = _objects(self.place)
+        if count > self.last:
+            print(f"{self.job.name}: {count} objects, of about {self.planned}", flush=True)
+        self.last = count
+
+
+def _objects(place: Path) -> int:
+    return sum(1 for part in ("source", "objects") for _ in (place / part).rglob("*.o"))
+
+
+def _digest(tree: Path) -> str:
+    """A digest of the files that are copied."""
+    total = hashlib.sha256()
+    for folder, folders, names in os.walk(tree):
+        left = _left(tree, folder, [*folders, *names])
+        folders[:] = sorted({*folders} - left)
+        for path in (Path(folder, name) for name in sorted({*names} - left)):
+            content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+            total.update(f"{path.relative_to(tree)}\0{len(content)}\0".encode("utf-8", "surrogateescape") + content)
+    return total.hexdigest()
 
 
 def _left(tree: Path, folder: str, names: list[str]) -> set[str]:

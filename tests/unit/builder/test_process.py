@@ -39,6 +39,34 @@ def test_the_child_ends_with_its_parent(tmp_path: Path, how: signal.Signals) -> 
     spawn.wait_for(lambda: not running(child))  # fails if it is never true
 
 
+def test_everything_in_the_session_of_a_child_ends(tmp_path: Path) -> None:
+    """Ninja gives each compiler a process group of its own, and a shell that ends leaves its children to others."""
+    code = "import os, time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"
+    tree = f"{sys.executable} -c '{code}' & wait"
+    stubborn = "trap '' TERM; " + tree
+    log = tmp_path / "log"
+    parent = PARENT.replace('[sys.executable, "-c", child]', "['sh', '-c', sys.argv[2]]")
+    for shell in (tree, stubborn):
+        with spawn.started(sys.executable, "-c", parent, log, shell, stderr=subprocess.DEVNULL) as process_:
+            child = int(spawn.wait_for(lambda: log.exists() and log.read_text()))
+            process_.send_signal(signal.SIGINT)
+            process_.wait()
+        assert not running(child)
+        log.unlink()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_as_an_interrupt_does(tmp_path: Path, how: signal.Signals) -> None:
+    code = "import tempfile, time\nfrom precast._builder import process\nprocess.end_cleanly()\n"
+    code += "with tempfile.TemporaryDirectory() as it: print(it, flush=True); time.sleep(60)"
+    with spawn.started(sys.executable, "-c", code, env=spawn.environ(TMPDIR=tmp_path)) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(how)
+        assert child.wait() == 128 + how
+    assert list(tmp_path.iterdir()) == []
+
+
 def running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
