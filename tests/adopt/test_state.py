@@ -256,6 +256,29 @@ def test_hooks_that_compute_are_called() -> None:
     assert report.ok and not any("hooks" in reason for reason in report.not_compared)
 
 
+@pytest.mark.parametrize("given", ["tensor", "nested"])
+def test_a_sample_with_a_history_keeps_it(given: str) -> None:
+    """Embeddings that the model made itself: its graph is not freed, and its hooks do not fire."""
+
+    class Adds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.inner(x if isinstance(x, torch.Tensor) else x[0]))
+
+    fired: list[str] = []
+    model = Adds()
+    x = model.inner(torch.randn(4, 8)).exp()
+    x.register_hook(lambda _: fired.append("gradient"))
+    report = precast.adopt(model, {"x": x if given == "tensor" else [x]})
+    assert report.ok and any(one.output.startswith("gradient") for one in report.compared), report
+    assert fired == []
+    x.sum().backward()
+    assert model.inner.weight.grad is not None
+
+
 def test_what_was_written_past_all_ops_is_said() -> None:
     def write(one: Any, x: Any) -> None:
         one.large.detach().numpy()[0] += 1

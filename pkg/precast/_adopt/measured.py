@@ -21,6 +21,7 @@ Batch = Mapping[Any, Any]  # by name, or by position
 Outputs = dict[str, Tensor]
 # The names under which transformers returns and takes its cache of keys and values.
 _CACHES = ("cache", "past_key_values")  # the second before transformers 5.24
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _ITEMS = 7  # any number that is not the count of the sample's labels
 _HIDDEN = "outputs with hidden parameters"
 
@@ -61,7 +62,8 @@ def measure(model: Module, batch: Batch, state: State) -> Measured:
             outputs |= run("the loss with num_items_in_batch", _with_items)
         if is_sharded(model, recurse=True):
             return Measured(outputs, {}, failed | {f"gradients, and {_HIDDEN}": "the model is sharded"})
-        outputs |= run(_HIDDEN, _hidden)
+        visible = dict(outputs)
+        outputs |= run(_HIDDEN, lambda model, batch: _hidden(model, batch, visible))
         return Measured(outputs, run("gradients", _gradients), failed)
     return Measured({}, {}, failed)
 
@@ -103,10 +105,10 @@ def _with_items(model: Module, batch: Batch) -> Outputs:
 
 
 @torch.no_grad()
-def _hidden(model: Module, batch: Batch) -> Outputs:
+def _hidden(model: Module, batch: Batch, visible: Outputs) -> Outputs:
     with hidden_parameters(model):
         hidden = _tensors(_call(model, batch))
-    if any(value.isnan().any() for value in hidden.values()):
+    if any(value.isnan().any() and not visible[name].isnan().any() for name, value in hidden.items()):
         raise _Absent("the model reads parameters outside their module's forward")
     return {f"{name}, parameters hidden": value for name, value in hidden.items()}
 
@@ -148,7 +150,8 @@ def _gradients(model: Module, batch: Batch) -> Outputs:
         if not parts:
             raise _Absent("no output has one")
         objective = torch.stack([part.float() for part in parts]).sum()
-    found = torch.autograd.grad(objective, list(named.values()), allow_unused=True)
+    # The graph may go on into one of the user's, which is still wanted.
+    found = torch.autograd.grad(objective, list(named.values()), retain_graph=True, allow_unused=True)
     by_name: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
     return {name: value for name, value in by_name.items() if value is not None}
 
@@ -198,12 +201,22 @@ def _call(model: Module, batch: Batch) -> Any:
 def _tensors(result: Any) -> Outputs:
     """The floating-point tensors of a result, by name; of its parts if it has none of its own."""
     named = _named(result)
-    found = {name: one for name, one in named.items() if isinstance(one, Tensor) and one.is_floating_point()}
+    found = {name: one for name, one in named.items() if isinstance(one, Tensor) and is_comparable(one)}
     if not found:
         for name, part in named.items():
             if isinstance(part, (Mapping, list, tuple)):
                 found |= {f"{name}: {inner}": one for inner, one in _tensors(part).items()}
     return found
+
+
+def is_comparable(tensor: Tensor) -> bool:
+    """Whether its elements are numbers in memory, of a dtype that has arithmetic."""
+    return tensor.dtype in _DTYPES and is_dense(tensor)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether it is neither sparse nor nested nor without memory."""
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type != "meta"
 
 
 def _named(result: Any) -> Mapping[Any, Any]:

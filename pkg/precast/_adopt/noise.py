@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import instances
-from precast._adopt.measured import Batch, Measured, measure
+from precast._adopt.measured import Batch, Measured, is_dense, measure
 from precast._adopt.recognise import Exact, is_sharded
 from precast._adopt.state import State, attempted
 from precast.ops._checks import FLOAT_TYPES
@@ -33,7 +33,8 @@ def noises(
     """The untouched model in these ways, and the reasons where one is impossible."""
     noises, reasons = [], []
     tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.dim()]
-    if len({len(value) for value in tensors} - {1}) > 1 or all(value.dim() == 1 for value in tensors):
+    dense = all(is_dense(value) for value in tensors)
+    if not dense or len({len(value) for value in tensors} - {1}) > 1 or all(value.dim() == 1 for value in tensors):
         reasons.append("noise of the batch in another order: its tensors are not rows of one batch")
     else:
         turned = {name: _turned(value) for name, value in batch.items()}

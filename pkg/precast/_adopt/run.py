@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -147,13 +148,13 @@ _NOTHING = _Before({}, None, [])
 
 def _examined(model: Module, sample: Any, state: State, exact: _Exact) -> tuple[_Before, list[str]]:
     """What the untouched model computes, and what cannot be compared."""
-    if sample is None:
-        made, reason = attempted(lambda: samples.sample(model))
-        if made is None:
-            return _NOTHING, [f"no outputs: {reason or 'precast.adopt(model, sample) takes the arguments of a call'}"]
-        batches: Iterable[Batch] = samples.variants(made)
-    else:
-        batches = [samples.named(model, sample)]
+    make = (
+        functools.partial(samples.sample, model) if sample is None else functools.partial(samples.named, model, sample)
+    )
+    made, reason = attempted(make)
+    if made is None:
+        return _NOTHING, [f"no outputs: {reason or 'precast.adopt(model, sample) takes the arguments of a call'}"]
+    batches: Iterable[Batch] = samples.variants(made) if sample is None else [made]
     found, first = None, ""
     for batch in batches:
         found = measure(model, batch, state)
@@ -216,7 +217,8 @@ def versions(classes: Iterable[type[Any]]) -> tuple[tuple[str, str], ...]:
     """Those of this package, torch, and the known packages that define the classes."""
     packages = {base.__module__.partition(".")[0] for cls in classes for base in cls.__mro__}
     known = sorted((packages & recognise.PACKAGES.keys()) | {"torch"})
-    return (("precast", __version__), *((name, recognise.version_of(name)) for name in known))
+    versions = {name: attempted(functools.partial(recognise.version_of, name))[0] or "unknown" for name in known}
+    return (("precast", __version__), *versions.items())
 
 
 def device_name(model: Module) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._pytree import tree_map
 
 _TOKENS = 12
 _PADDED = 4  # of the second sequence
@@ -54,8 +55,8 @@ def variants(batch: Batch) -> Iterator[Batch]:
 def named(model: Module, given: Any) -> Mapping[Any, Any]:
     """A batch of the caller: a mapping, or what comes by position, by name where the forward has names."""
     if isinstance(given, Mapping):
-        return given
-    values = given if isinstance(given, (tuple, list)) else (given,)
+        return {name: tree_map(_without_history, value) for name, value in given.items()}
+    values = tree_map(_without_history, list(given) if isinstance(given, (tuple, list)) else [given])
     try:
         signature = inspect.signature(model.forward)
         bound = signature.bind(*values).arguments
@@ -83,6 +84,12 @@ class _Draw:
             ids[ids == end] = 1
             ids[:, -1] = end
         return ids.to(self.like.device)
+
+
+def _without_history(value: Any) -> Any:
+    """A result that can be differentiated, as an input; the hooks on its way here do not fire."""
+    is_result = isinstance(value, Tensor) and value.grad_fn is not None
+    return value.detach().requires_grad_() if is_result else value
 
 
 def _of_transformers(model: Any, config: Any, draw: _Draw, count: int) -> Batch | None:
