@@ -59,15 +59,9 @@ struct Element {
   float param, grad, first, second, third;
 };
 
-// Without weight decay, an infinite parameter stays what it is.
-DEVICE void decay(Element& e, const Coefficients& c) {
-  if (c.decay != 0.0f) e.param = fmaf(-c.decay, e.param, e.param);
-}
-
 template <int kind>
 DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags) {
-  float g = e.grad * c.grad;
-  if (c.l2 != 0.0f) g = fmaf(c.l2, e.param, g);  // an endless parameter is no gradient
+  float g = fmaf(c.l2, e.param, e.grad * c.grad);
   if constexpr (kind == kAdam || kind == kLamb) {
     const bool summed = kind == kLamb && (flags & kSummed) != 0;
     e.first = summed ? fmaf(c.beta1, e.first, g) : fmaf(g - e.first, c.one_minus_beta1, e.first);
@@ -85,23 +79,23 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
       e.third = fmaf(c.decay, e.param, e.first * c.bias / root);
       return;
     }
-    decay(e, c);
+    e.param = fmaf(-c.decay, e.param, e.param);
     e.param = fmaf(-c.rate, e.first / root, e.param);
   } else if constexpr (kind == kSgd) {
     if (row.first != nullptr) {
       e.first = c.first != 0.0f ? g : fmaf(c.beta1, e.first, c.one_minus_beta1 * g);
       g = flags & kNesterov ? fmaf(c.beta1, e.first, g) : e.first;
     }
-    decay(e, c);
+    e.param = fmaf(-c.decay, e.param, e.param);
     e.param = fmaf(-c.rate, g, e.param);
   } else if constexpr (kind == kAdagrad) {
     e.first = fmaf(g, g, e.first);
-    if (flags & kDecoupled) decay(e, c);
+    if (flags & kDecoupled) e.param = fmaf(-c.decay, e.param, e.param);
     e.param = fmaf(-c.rate, g / (sqrtf(e.first) + c.eps), e.param);
   } else {  // Lion
     const float between = fmaf(g - e.first, c.one_minus_beta1, e.first);
     e.first = fmaf(g - e.first, c.one_minus_beta2, e.first);
-    decay(e, c);
+    e.param = fmaf(-c.decay, e.param, e.param);
     const float sign = between > 0.0f ? 1.0f : between < 0.0f ? -1.0f : between;  // NaN stays NaN
     e.param = fmaf(-c.rate, sign, e.param);
   }
