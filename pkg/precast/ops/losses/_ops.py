@@ -19,6 +19,8 @@ from precast.ops._written import check_memory
 
 def check_options(op: str, reduction: str, num_items: int | Tensor | None, ignore_index: int) -> None:
     """Raise unless the options have values that fit each other."""
+    if not isinstance(reduction, str):
+        raise TypeError(f"{op}: reduction is a {type(reduction).__name__}; needed 'mean', 'sum' or 'none'")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{op}: reduction is {reduction!r}; needed 'mean', 'sum' or 'none'")
     if num_items is not None and reduction != "mean":

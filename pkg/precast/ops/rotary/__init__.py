@@ -172,6 +172,8 @@ def rms_norm_rotary_embedding(
 
 def rounds_each(rounding: str) -> bool:
     """Whether each product of a rotation is rounded, or a ValueError that lists the names."""
+    if not isinstance(rounding, str):
+        raise TypeError(f"rounding is a {type(rounding).__name__}; needed 'once' or 'each'")
     if rounding not in ("once", "each"):
         raise ValueError(f"rounding is {rounding!r}; needed one of 'once', 'each'")
     return rounding == "each"
