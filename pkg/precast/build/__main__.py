@@ -12,11 +12,10 @@ Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not 
 
 import sys
 
-from precast._builder import process, python
+from precast._builder import python
 
 if __name__ == "__main__":
     python.leave_here()
-    process.end_cleanly()
 
 import argparse
 import importlib
@@ -26,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precast._abi.settings import Settings
+from precast._builder import process
 from precast.build import audit, flags
 from precast.errors import KernelError
 
@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    process.end_cleanly()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
