@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes  # a shared module of Python
 import json
 import os
 import platform
@@ -40,7 +41,7 @@ VERBS = {
     "import-cache": ["nowhere.tar"],
     "report": [],
     "adopt": ["--dry-run", "torch.nn:Identity"],
-    "xray": [os.path.realpath(sys.executable)],
+    "xray": [_ctypes.__file__],
 }
 COMMANDS = [[*verb.split(), *arguments] for verb, arguments in VERBS.items()]
 # All verbs in one process: most of the time of a short command is the import of torch.
