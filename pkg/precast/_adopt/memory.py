@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _SMALL = 1 << 20  # bytes
 
 
-@dataclass
 class Memory:
-    """The bytes of a storage, with a copy of them or a checksum."""
+    """The bytes of a storage, with a copy of them or a checksum; ``name`` is that of the first tensor there."""
 
-    data: Tensor
-    name: str  # of the first tensor there
-    size: int
-    copy: Tensor | None
-    checksum: int
+    def __init__(self, data: Tensor, name: str, size: int, copy: Tensor | None, checksum: int) -> None:
+        self.data, self.name, self.size, self.copy, self.checksum = data, name, size, copy, checksum
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, *, now: bool) -> Memory:

@@ -11,8 +11,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[3] / "pkg" / "precast"
 MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "runpy", "code", "imp"}
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"}
-# The syntax of a method that the process has imported, and whose fingerprint is known, with one name changed.
-ALLOWED = {"_adopt/source.py": ["compile"]}
+# The syntax of a method that the process has imported, and whose fingerprint is known, with one name changed; a file of a
+# wheel before and after a line is put into it, of which nothing runs.
+ALLOWED = {"_adopt/source.py": ["compile"], "build/answering.py": ["compile", "compile"]}
 
 
 def found_in(source: str) -> Iterator[str]:
