@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[3] / "pkg" / "precast"
 MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "runpy", "code", "imp"}
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"}
-# The syntax of a method that the process has imported, and whose fingerprint is known, with one name changed. And a file
-# of a wheel before and after a line is put into it: nothing of that runs.
+# The syntax of a method that the process has imported, whose fingerprint is known, with one name changed. And a file of
+# a wheel before and after a line is put into it: nothing of that runs.
 ALLOWED = {"_adopt/source.py": ["compile"], "build/answering.py": ["compile", "compile"]}
 
 
