@@ -34,7 +34,8 @@ def facts(wheel: Path | None) -> Json:
     """What was measured, with what, where."""
     import torch
 
-    from precast._load import gpus, prebuilt
+    from precast._load import prebuilt
+    from precast.core import gpus
 
     info = prebuilt.load_build_info()
     build = None if info is None else {"label": info.label.text, "commit": info.commit, "version": info.version}

@@ -23,8 +23,9 @@ from torch.nn import functional
 
 import precast
 from precast import ops
-from precast._builder import flags, toolchain
+from precast._builder import flags
 from precast._load import loader
+from precast.core import probe
 from precast.ops.layer_norm import layer_norm as our_layer_norm
 from precast.ops.rms_norm import rms_norm as our_rms_norm
 
@@ -152,7 +153,7 @@ def ratio(enough: float) -> float:
 def level() -> str:
     """The CPU level of the kernels, and how much faster it makes a norm than the lowest level does."""
     names = [level.name for level in flags.cpu_levels(platform.machine())]
-    best = flags.best_level(platform.machine(), toolchain.cpu_features()).name
+    best = flags.best_level(platform.machine(), probe.cpu_features()).name
     x, weight = torch.randn(64, 512), torch.ones(512)
     torch.set_num_threads(1)
     library = loader._state.serving["rms_norm", "cpu"]

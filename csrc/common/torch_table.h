@@ -23,7 +23,7 @@ using TorchLibraryHandle = TorchLibraryOpaque*;
 // or points to a heap cell with a handle.
 using StableIValue = uint64_t;
 
-// Changes with torch_functions.h; pkg/precast/_abi/torch_abi.py has the same number.
+// Changes with torch_functions.h; pkg/precast/core/torch_abi.py has the same number.
 constexpr uint32_t kTorchTableVersion = 1;
 
 // A function may raise torch's C++ exceptions. Optional ones may be null.

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.host import Host
-from precast._load import gpus, probe
+from precast._load import probe
+from precast.core import gpus
+from precast.core.host import Host
 from tests.kit import hosts as ex
 from tests.unit.csrc.test_launch import folder
 from tests.unit.load.conftest import c_dir, toy_library

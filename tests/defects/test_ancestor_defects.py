@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from precast import base_extension, errors, kernel_loader
-from precast._abi.capability import parse_arch_list
-from precast._abi.host import Compiler
+from precast._abi.arch_list import parse_arch_list
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import cache, catalogue, device, flags, host, machine, nvrtc, sources, toolchain
 from precast._builder.cache import BuildKey, Cache
 from precast._load import jit, loader, verdict
+from precast.core.host import Compiler
+from precast.core.version import CudaVersion, Release, TorchVersion
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
 from precast.extension import Extension
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader

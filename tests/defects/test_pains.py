@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import HostFile
 from precast._abi.decide import decide
-from precast._abi.decision import Need, Reason, Refuse, UsePrebuilt, all_rejections
+from precast._abi.decision import Refuse, UsePrebuilt, all_rejections
 from precast._abi.settings import JitMode, Settings
 from precast._builder import matrix, toolchain
 from precast._builder.cache import BuildKey, Cache
 from precast._load import loader
+from precast.core.manifest import HostFile
+from precast.core.reasons import Need, Reason
 from precast.errors import JitDisabled, KernelUnavailable
 from tests.defects.conftest import Pretend
 from tests.kit import fakes

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.host import Host
 from precast._abi.settings import Settings
-from precast._abi.version import TorchVersion
 from precast._load import probe
 from precast.build import __main__ as build_main
+from precast.core.host import Host
+from precast.core.manifest import BuildInfo
+from precast.core.version import TorchVersion
 from tests.kit import spawn
 
 # Python's own interface and one name of torch's classic C++, compiled without torch's headers.

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.capability import ComputeCapability
-from precast._abi.host import Gpu, Host, Nvrtc
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion, Release
 from precast._builder import machine, nvrtc, nvrtc_child
-from precast._load import downstream, probe
+from precast._load import images, probe
 from precast.build import DeviceExtension, device, wheel
+from precast.core.capability import ComputeCapability
+from precast.core.host import Gpu, Host, Nvrtc
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.version import CudaVersion, Release
 from precast.errors import BuildFailed, KernelError, PrebuiltRefused
 
 FOUND = Nvrtc("libnvrtc.so", None, "13.0.88", (ComputeCapability(8, 0), ComputeCapability(9, 0)), "package")
@@ -151,15 +151,15 @@ def test_each_gpu_gets_what_runs_on_it(
         monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: host)
 
     see(ComputeCapability(8, 6), ComputeCapability(12, 0), ComputeCapability(7, 5))
-    found = downstream.images("my_ops", "bias")
+    found = images.images("my_ops", "bias")
     assert {index: str(image.target) for index, image in found.items()} == {0: "compute_80", 1: "compute_90"}
     assert found[1].content + found[0].content == lzma.decompress(found[0].path.read_bytes())
     damaged = replace(info, device=(replace(files[0], content_sha256="0" * 64), files[1]))
     (folder / "build_info.json").write_text(damaged.to_json())
-    assert str(downstream.images("my_ops", "bias")[1].target) == "compute_80", "the next best of what is intact"
+    assert str(images.images("my_ops", "bias")[1].target) == "compute_80", "the next best of what is intact"
     see(ComputeCapability(7, 5))
     with pytest.raises(PrebuiltRefused, match=r"(?s)my_ops.bias has device code for no GPU here\n.*7\.5"):
-        downstream.images("my_ops", "bias")
+        images.images("my_ops", "bias")
     see()
     with pytest.raises(PrebuiltRefused, match="has device code for no GPU here"):
-        downstream.images("my_ops", "bias")
+        images.images("my_ops", "bias")

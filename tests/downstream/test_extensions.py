@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from setuptools import Extension as SetuptoolsExtension
 
-from precast._abi.build_info import HostFile
-from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import Exact, Stable
-from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import bindings, elf, toolchain
 from precast.build import DeviceExtension, StableExtension, ext_modules, facts, labelled, wheel
 from precast.build import __main__ as build_main
+from precast.core.host import TorchInfo
+from precast.core.manifest import HostFile
+from precast.core.torch_abi import Exact, Stable
+from precast.core.version import CudaVersion, Release, TorchVersion
 from precast.errors import KernelError
 from tests.kit import spawn
 

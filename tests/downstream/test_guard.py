@@ -15,20 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from precast._abi.build_info import DeviceFile, HostFile
-from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._abi.host import Gpu
-from precast._abi.label import Label
-from precast._abi.torch_abi import Exact, Stable
-from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._builder import wheel_file
-from precast._cli.main import main as cli_main
-from precast._load import answers, downstream
-from precast.build import answering, device, merging, platforms
-from precast.build.finished import Finished, Folder
-from precast.errors import KernelError, PrebuiltRefused
-from tests.downstream.finished import (
+from tests.opening.finished import (
     HERE,
     INIT,
     MODULE,
@@ -46,6 +33,19 @@ from tests.downstream.finished import (
     refused,
     this_torch,
 )
+
+from precast._builder import wheel_file
+from precast._cli.main import main as cli_main
+from precast.build import answering, device, merging, platforms
+from precast.build.finished import Finished, Folder
+from precast.core import opening, patching
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.host import Gpu
+from precast.core.label import Label
+from precast.core.manifest import DeviceFile, HostFile
+from precast.core.torch_abi import Exact, Stable
+from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.errors import KernelError, PrebuiltRefused
 from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
@@ -111,9 +111,9 @@ def test_a_library_is_found_as_packages_look_for_it(
     assert cli_main(["xray", str(next((tmp_path / "out").iterdir()))]) == 0, "a guard is no library"
     (opened,) = [path for path in torch.ops.loaded_libraries if str(tmp_path) in path]
     assert "/ops/_ops.torch-2." in opened
-    answers.answer()  # a second time changes nothing
+    patching.patch_loader()  # a second time changes nothing
     assert torch.ops.load_library.__wrapped__.__name__ == "load_library"  # type: ignore[attr-defined]
-    assert answers.resolve(tmp_path / "nothing.so") == tmp_path / "nothing.so" and answers.resolve(None) is None
+    assert opening.resolve(tmp_path / "nothing.so") == tmp_path / "nothing.so" and opening.resolve(None) is None
 
 
 def test_a_module_that_is_loaded_from_its_path_under_another_name_works(
@@ -166,7 +166,7 @@ def test_a_module_of_no_package_becomes_one(tmp_path: Path, make: Make, site: Ca
     wheel = guarded(tmp_path / "out", make({f"lone{SUFFIX}": code}, name="lone_dist"), torch=this_torch())
     site(wheel)
     assert importlib.import_module("lone").built() == 5
-    assert answers.resolve(tmp_path / "site" / "lone" / "__init__.py").endswith(".guarded")
+    assert opening.resolve(tmp_path / "site" / "lone" / "__init__.py").endswith(".guarded")
 
 
 def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
@@ -190,11 +190,11 @@ def test_wheels_for_several_torches_are_one_in_which_the_guard_chooses(
     assert f"Requires-Dist: {wanted}\n" in (folder / "ops-1.0.dist-info" / "METADATA").read_text()
     assert importlib.import_module("ops._C").built() == 1
     pretend(monkeypatch, on_torch(torches[2]))
-    other = downstream.library_file("ops", "_C")
+    other = opening.library_file("ops", "_C")
     assert f"torch-2.{release.minor - 2}" in other.name
     pretend(monkeypatch, on_torch(other_torch(-1)))
     with pytest.raises(PrebuiltRefused) as caught:
-        downstream.library_file("ops", "_C")
+        opening.library_file("ops", "_C")
     assert f" 'torch==2.{release.minor - 2}.*'  # the torch that it was built for" in str(caught.value)
     for minor in (release.minor, release.minor - 2):  # it says which torches it is for
         assert f"torch 2.{minor}" in str(caught.value) or f"torch-2.{minor}" in str(caught.value)
@@ -245,7 +245,7 @@ def test_wheels_for_several_pythons_and_gpus_are_one(
         named = Gpu(0, ComputeCapability.parse(gpu), "a GPU")
         with monkeypatch.context() as patch:
             pretend(patch, lambda host: replace(host, gpus=(named,), driver=CudaVersion.parse(driver)))
-            return "../" + downstream.library_file("ops", "_C").name
+            return "../" + opening.library_file("ops", "_C").name
 
     assert chosen("9.0") == by_hash[hashlib.sha256(newer).hexdigest()]
     assert chosen("8.6") == chosen("10.0") == by_hash[hashlib.sha256(older).hexdigest()]
@@ -254,7 +254,7 @@ def test_wheels_for_several_pythons_and_gpus_are_one(
             chosen(gpu, driver)
     with monkeypatch.context() as patch:
         pretend(patch, lambda host: replace(host, python=Release(3, 99)))
-        assert downstream.library_file("ops", "_C").name.startswith(
+        assert opening.library_file("ops", "_C").name.startswith(
             f"_C.torch-2.{TorchVersion.parse(this_torch()).release.minor}"
         )
 
@@ -268,9 +268,9 @@ def test_a_processor_without_the_instructions_is_refused(
     wheel = guarded(tmp_path / "out", make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": code}), torch=this_torch())
     assert "avx512f" in manifest(wheel).host[0].cpu
     site(wheel)
-    monkeypatch.setattr("precast._builder.toolchain.cpu_features", lambda: frozenset({"avx", "avx2"}))
+    monkeypatch.setattr("precast._builder.probe.cpu_features", lambda: frozenset({"avx", "avx2"}))
     with pytest.raises(PrebuiltRefused, match=r"rejected \(cpu-level\): needs a processor with .*avx512f"):
-        downstream.library_file("ops", "_C")
+        opening.library_file("ops", "_C")
 
 
 def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, HostFile
-from precast._abi.label import Label
-from precast._load import downstream, prebuilt, probe, proved
+from precast._load import prebuilt, probe
 from precast.build import facts, wheel
+from precast.core import opening, proved, verify
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, HostFile
 from precast.errors import PrebuiltRefused
 from tests.kit import spawn
 
@@ -59,13 +60,13 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         found.append(facts.entry(library, None, Label("")))
         (package / f"{name}.py").write_text(wheel.GUARD)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, host=tuple(found))
-    (package / "_C" / prebuilt.MANIFEST).write_text(info.to_json())
+    (package / "_C" / verify.MANIFEST).write_text(info.to_json())
     return root
 
 
 def test_nine_guards_load_hash_and_parse_little(nine: Path) -> None:
     """What takes their time, as counts: modules loaded, libraries hashed, manifests parsed."""
-    env = os.environ | {"PYTHONPATH": f"{nine}:{Path(downstream.__file__).parents[2]}"}
+    env = os.environ | {"PYTHONPATH": f"{nine}:{Path(opening.__file__).parents[2]}"}
     first, last, digests, texts = json.loads(spawn.python("-c", CHILD, env=env).stdout)
     assert 0 < len(first) <= MODULES
     assert last == first  # the others load nothing
@@ -81,15 +82,15 @@ def test_one_manifest_is_parsed_until_another_takes_its_place(nine: Path, monkey
     proved._parsed.cache_clear()
     first = proved.manifest(folder)
     assert proved.manifest(folder) is first and parsed == [folder]
-    text = (folder / prebuilt.MANIFEST).read_text()
+    text = (folder / verify.MANIFEST).read_text()
     other = nine / "other.json"
     other.write_text(json.dumps(json.loads(text) | {"version": "2.0"}))
     try:
-        other.replace(folder / prebuilt.MANIFEST)
+        other.replace(folder / verify.MANIFEST)
         again = proved.manifest(folder)
         assert again is not None and again.version == "2.0"
     finally:
-        (folder / prebuilt.MANIFEST).write_text(text)
+        (folder / verify.MANIFEST).write_text(text)
 
 
 @pytest.fixture
@@ -109,17 +110,17 @@ def hashed(nine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[
 
 def test_a_large_library_is_hashed_once_and_again_when_it_changes(nine: Path, hashed: list[str]) -> None:
     for _ in range(3):
-        downstream.library_file("nine_ops", "op3")
+        opening.library_file("nine_ops", "op3")
     assert hashed == ["host/op3.so"]
     path = nine / "nine_ops" / "_C" / "host" / "op3.so"
     whole = path.read_bytes()
     try:
         path.write_bytes(whole[:-1] + b"x")
         with pytest.raises(PrebuiltRefused, match="checksum mismatch"):
-            downstream.library_file("nine_ops", "op3")
+            opening.library_file("nine_ops", "op3")
     finally:
         path.write_bytes(whole)
-    assert downstream.library_file("nine_ops", "op3") == path and hashed == ["host/op3.so"] * 3
+    assert opening.library_file("nine_ops", "op3") == path and hashed == ["host/op3.so"] * 3
 
 
 @pytest.mark.parametrize(
@@ -129,14 +130,14 @@ def test_a_cache_that_others_can_write_is_not_believed(
     nine: Path, hashed: list[str], tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     spoil(tmp_path / "cache")
-    downstream.library_file("nine_ops", "op4")
-    downstream.library_file("nine_ops", "op4")
+    opening.library_file("nine_ops", "op4")
+    opening.library_file("nine_ops", "op4")
     wanted = 1 if os.getuid() == 0 and oct((tmp_path / "cache").stat().st_mode).endswith("500") else 2
     assert hashed == ["host/op4.so"] * wanted  # root may write everywhere
 
 
 def test_a_note_of_another_answer_is_no_note(nine: Path, hashed: list[str], tmp_path: Path) -> None:
-    downstream.library_file("nine_ops", "op5")
+    opening.library_file("nine_ops", "op5")
     (note,) = (tmp_path / "cache" / "proved").iterdir()
     note.write_text("another text")
     file = next(one for one in proved.manifest(nine / "nine_ops" / "_C").host if one.path.endswith("op5.so"))  # type: ignore[union-attr]

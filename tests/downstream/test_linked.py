@@ -12,16 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from precast._abi.build_info import HostKind
-from precast._abi.settings import Settings
-from precast._abi.version import Release
-from precast._builder import verdicts, wheel_file, xray, xray_verdict
-from precast._cli.main import main as cli_main
-from precast._load import downstream, probe
-from precast.build import audit, linked, platforms
-from precast.errors import KernelError, PrebuiltRefused
-from tests.downstream.finished import (
+from tests.opening.finished import (
     INIT,
     MODULE,
     OPS,
@@ -36,6 +27,16 @@ from tests.downstream.finished import (
     refused,
     this_torch,
 )
+
+from precast._abi.settings import Settings
+from precast._builder import verdicts, wheel_file, xray, xray_verdict
+from precast._cli.main import main as cli_main
+from precast._load import probe
+from precast.build import audit, linked, platforms
+from precast.core import opening
+from precast.core.manifest import HostKind
+from precast.core.version import Release
+from precast.errors import KernelError, PrebuiltRefused
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("quick_trials")]
 
@@ -182,9 +183,9 @@ def test_a_processor_without_the_instructions_of_a_linked_library_is_refused(
     code = library(tmp_path, wide.format(mark=1), f"-Wl,-soname,{pair.soname}", "-O3", "-mavx512f",
                    "-mprefer-vector-width=512", torch_linked=False)  # fmt: skip
     site(guarded(tmp_path / "out", make({**files, f"ops.libs/{pair.soname}": code}), torch=this_torch()))
-    monkeypatch.setattr("precast._builder.toolchain.cpu_features", lambda: frozenset({"avx", "avx2"}))
+    monkeypatch.setattr("precast._builder.probe.cpu_features", lambda: frozenset({"avx", "avx2"}))
     with pytest.raises(PrebuiltRefused, match=r"rejected \(cpu-level\): needs a processor with .*avx512f"):
-        downstream.library_file("ops", "_C")
+        opening.library_file("ops", "_C")
 
 
 def test_each_torch_of_a_merged_wheel_has_the_library_that_its_own_links(
@@ -198,7 +199,7 @@ def test_each_torch_of_a_merged_wheel_has_the_library_that_its_own_links(
     assert made == manifest(guarded(tmp_path / "turned", one, two))
     site(next((tmp_path / "both").iterdir()))
     pretend(monkeypatch, on_torch(torches[1]))
-    assert f"torch-{Release(*map(int, torches[1].split('.')[:2]))}" in downstream.library_file("ops", "_C").name
+    assert f"torch-{Release(*map(int, torches[1].split('.')[:2]))}" in opening.library_file("ops", "_C").name
     pretend(monkeypatch, on_torch(torches[0]))
     assert importlib.import_module("ops._C").built() == 1
 

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 from setuptools import Extension
 
-from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion, TorchVersion
 from precast._builder import machine, toolchain
 from precast._load import probe
 from precast.build import audit, failing, preflight
+from precast.core.host import TorchInfo
+from precast.core.version import CudaVersion, TorchVersion
 from precast.errors import KernelError
 from tests.downstream.conftest import CHECKOUT, CLASSIC_MODULE, STABLE_MODULE
 from tests.kit import fetched, spawn

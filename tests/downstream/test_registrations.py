@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._load import dangling
-from precast._load.near import near_miss
 from precast.build.registrations import read, refuse, refuse_misspelt
+from precast.core import dangling
+from precast.core.dangling import near_miss
 from precast.errors import KernelError, KernelIncompatible
 
 from .conftest import STABLE, STABLE_MODULE, _wheel, run_setup

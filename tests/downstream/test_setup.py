@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.opening.conftest import CHECKOUT
 
-from precast._abi.build_info import BuildInfo
-from precast._load import downstream
 from precast.build import BuildExtension, StableExtension, audit, ownership
 from precast.build.wheel import GUARD
+from precast.core import opening
+from precast.core.manifest import BuildInfo
 from precast.errors import KernelError
 from precast.extension.places import Places
-from tests.downstream.conftest import CHECKOUT
 from tests.kit import forked, spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -194,7 +194,7 @@ def test_a_module_of_the_folder_itself_needs_no_second_one(
     folder = root / "inside_ops" / "_C"
     (file,) = BuildInfo.from_json((folder / "build_info.json").read_text()).host
     assert (str(file.abi), file.python) == ("torch-stable-2.4", "none")
-    assert downstream.library_file("inside_ops._C", "data") == folder / file.path
+    assert opening.library_file("inside_ops._C", "data") == folder / file.path
     assert Inside("data").prebuilt_file() == folder / file.path, "the library, not its guard"
     (folder / file.path).write_bytes(b"damaged")
     assert Inside("data").prebuilt_file() is None

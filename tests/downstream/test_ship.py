@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.version import TorchVersion
 from precast._builder.tables import MatrixError
-from precast._load import gpus
 from precast.build import __main__ as build_main
 from precast.build import environments, index, orders, shipping, trying, wheels
 from precast.build.environments import Environment
+from precast.core import gpus
+from precast.core.version import TorchVersion
 from precast.errors import KernelError
 from tests.downstream.conftest import CLASSIC
 from tests.kit import spawn

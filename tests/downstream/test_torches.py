@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.capability import GpuTarget
-from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast.build import __main__ as build_main
 from precast.build import compilers, environments, planning, wheels
 from precast.build.environments import Environment
+from precast.core.capability import GpuTarget
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo
 from precast.errors import KernelError
 from tests.kit import spawn
 from tests.kit.spawn import CHECKOUT

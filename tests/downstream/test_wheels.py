@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import READERS, SCHEMA, BuildInfo
-from precast._abi.host import Host, TorchInfo
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._load import downstream, probe
+from precast._load import probe
+from precast.core import opening
+from precast.core.host import Host, TorchInfo
+from precast.core.manifest import READERS, SCHEMA, BuildInfo
+from precast.core.version import CudaVersion, Release, TorchVersion
 from precast.errors import KernelError, KernelIncompatible
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -53,7 +54,7 @@ def test_a_library_on_the_stable_abi_is_for_all(free_wheel: Path, installed: Cal
     scale = importlib.import_module("free_ops.scale")
     assert scale.library == folder / "_C" / file.path
     assert torch.ops.free_ops.scale(torch.ones(2)).tolist() == [3, 3]
-    assert downstream.load_library("free_ops", "scale") == scale.library, "again, without the guard"
+    assert opening.load_library("free_ops", "scale") == scale.library, "again, without the guard"
 
 
 def test_torch_is_not_asked_for_twice_when_nothing_is_prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +62,9 @@ def test_torch_is_not_asked_for_twice_when_nothing_is_prebuilt(tmp_path: Path, m
     (tmp_path / "empty_ops" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KernelIncompatible, match=r"empty_ops has nothing prebuilt\n  found   no build_info.json in"):
-        downstream.load_library("empty_ops", "scale")
+        opening.load_library("empty_ops", "scale")
     with pytest.raises(KernelError, match="there is no package 'no_ops'"):
-        downstream.load_library("no_ops", "scale")
+        opening.load_library("no_ops", "scale")
 
 
 def other_torch(host: Host, version: str, cuda: str | None = None) -> Host:
@@ -143,7 +144,7 @@ def test_a_stable_library_fits_every_torch_and_python(
     host = replace(other_torch(probe.probe_host(Settings(), gpus=False), version, "13.0"), python=Release(3, 14))
     monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: host)
     # Not opened: a second definition of an op, from another copy of the file, would end the process.
-    fitting = downstream._fitting(downstream._wheel_of("free_ops"), "scale")
+    fitting = opening.fit(opening.wheel_of("free_ops"), "scale")
     assert fitting.path.name == "scale.so" and not fitting.is_module
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from examples import downstream
-from precast._abi.build_info import BuildInfo
 from precast._abi.settings import Settings
 from precast.build import __main__ as build_main
 from precast.build import environments, wheels
+from precast.core.manifest import BuildInfo
 from tests.kit import fetched, spawn
 from tests.kit.loopback import served
 from tests.kit.spawn import CHECKOUT

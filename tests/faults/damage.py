@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-from precast._abi.capability import TargetKind
 from precast._builder import packing
+from precast.core.capability import TargetKind
 from tests.faults.hosts import LOAD_CUDA
 from tests.faults.lab import BUILD, LOAD, STEP, Lab, fault, library, line
 from tests.kit import fakes

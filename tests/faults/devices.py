@@ -310,8 +310,8 @@ def nvrtc_dies(lab: Lab) -> str:
     spawn.library(folder / "libnvrtc.so.13", DYING)
     code = f"""
         from pathlib import Path
-        from precast._abi.capability import GpuTarget
-        from precast._abi.host import Nvrtc
+        from precast.core.capability import GpuTarget
+        from precast.core.host import Nvrtc
         from precast._builder import device
         from precast._builder.cache import Cache
         from precast._builder.catalogue import get

@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo
 from precast._version import __version__
+from precast.core.manifest import BuildInfo
 from tests.faults.disks import MEET, start
 from tests.faults.lab import BUILD, LOAD, Lab, fault, library, line
 from tests.kit import fakes

@@ -7,10 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from precast._abi.capability import TargetKind
 from precast._builder import cache_archive, cache_tools, packing
 from precast._builder.cache import Cache
 from precast._builder.entry import BuildKey, Meta
+from precast.core.capability import TargetKind
 from tests.fuzz.targets import INPUTS, SETTINGS, WHEEL
 from tests.kit import fakes
 

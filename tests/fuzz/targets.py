@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildInfo, ManifestError
 from precast._abi.settings import VARIABLES, Settings
 from precast._builder import cache_archive, elf, matrix, packing, roots
 from precast._builder.cache import Cache
 from precast._builder.entry import BuildKey, Meta, NotWhole
-from precast._load import gpus
+from precast.core import gpus
+from precast.core.manifest import BuildInfo, ManifestError
 from precast.errors import KernelError
 
 ROOT = Path(__file__).resolve().parents[2]

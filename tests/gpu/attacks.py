@@ -86,10 +86,10 @@ def tamper(change: Callable[[bytes], bytes], *kinds: str, honest: bool, inside: 
     Each image gets a file of its own. ``honest``: the manifest has the hash of what lies there. ``inside``: what is
     changed is the image in the .xz.
     """
-    from precast._abi.build_info import device_path
-    from precast._abi.capability import GpuTarget
     from precast._builder import packing
     from precast._load import prebuilt
+    from precast.core.capability import GpuTarget
+    from precast.core.manifest import device_path
 
     copy = Path(tempfile.mkdtemp(prefix="precast-attack-")) / "_C"
     shutil.copytree(prebuilt.C_DIR, copy)

@@ -159,10 +159,10 @@ def test_the_launch_that_a_build_makes_of_a_schema(tmp_path: Path, monkeypatch: 
 
     import torch
 
-    from precast._abi.build_info import BuildInfo, BuildMode
-    from precast._abi.label import Label
     from precast._load import probe
     from precast.build import DeviceExtension, device
+    from precast.core.label import Label
+    from precast.core.manifest import BuildInfo, BuildMode
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "axpy.cu").write_text(AXPY)

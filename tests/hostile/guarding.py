@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path, PurePosixPath
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.version import TorchVersion
 from precast.build import answering, guarding
+from precast.core.manifest import BuildInfo
+from precast.core.version import TorchVersion
 from precast.errors import KernelError
 from tests.kit import spawn
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from precast._abi.version import Release
 from precast._builder import dlopen, verdicts, xray, xray_verdict
+from precast.core.version import Release
 from precast.errors import KernelError
 from tests.kit import spawn
 from tests.kit.elves import Library

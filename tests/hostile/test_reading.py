@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.version import Release
 from precast._builder import archives, dlopen, elf, xray
+from precast.core.version import Release
 from precast.errors import KernelError
 from tests.hostile import reading
 from tests.kit.elves import Library

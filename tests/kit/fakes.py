@@ -9,13 +9,13 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.label import Label
-from precast._abi.torch_abi import parse_torch_abi
-from precast._abi.version import CudaVersion, Release
 from precast._builder import packing, sources
 from precast._version import __version__
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast.core.torch_abi import parse_torch_abi
+from precast.core.version import CudaVersion, Release
 
 # Appends every call to the file named by TOY_LOG. The family "broken" fails; nothing is registered with torch.
 HOST_LIBRARY = r"""

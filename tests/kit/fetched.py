@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from precast._abi.host import Nvrtc
 from precast._builder import matrix, nvrtc
+from precast.core.host import Nvrtc
 
 MATRIX = matrix.load(Path(__file__).parents[2] / "matrix.toml")
 LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precast._abi import remedy
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, host_path
-from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._abi.decision import Rejection, Unopened
-from precast._abi.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import Exact, parse_torch_abi
-from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, host_path
+from precast.core.reasons import Rejection, Unopened
+from precast.core.torch_abi import Exact, parse_torch_abi
+from precast.core.version import CudaVersion, Release, TorchVersion
 
 FAMILY = "rms_norm"
 INDEX = "https://host/precast"

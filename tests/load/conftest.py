@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._builder import catalogue, descriptions, files
+from precast._builder import catalogue, descriptions
+from precast.core import files
 from tests.kit import fakes, forked
 
 CHECKOUT = Path(__file__).resolve().parents[2]

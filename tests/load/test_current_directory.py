@@ -61,7 +61,7 @@ VERBS = {
 BUILDS = {
     "host": "import precast; assert precast.load('adam_').host.kind == 'jit'",
     "device": """
-        from precast._abi.capability import GpuTarget
+        from precast.core.capability import GpuTarget
         from precast._load import jit, probe
         settings = probe.read_settings()
         targets, builders = [GpuTarget.parse('sm_90')], probe.probe_builders(settings)

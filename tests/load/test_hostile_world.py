@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import VARIABLES
-from precast._builder import cache_archive, cache_tools, flags, toolchain
+from precast._builder import cache_archive, cache_tools, flags
 from precast._builder.cache import BuildKey, Cache
 from precast._cli import status
 from precast._cli.parser import make_parser
+from precast.core import probe
 from precast.errors import KernelError
 from tests.kit import forked, spawn
 from tests.load.conftest import Site
@@ -284,7 +285,7 @@ def test_a_setting_of_a_build_breaks_no_op(name: str, wheel: Site) -> None:
 @pytest.mark.parametrize("kind", ["wheel", "built"])
 def test_doctor_says_of_a_level_what_loading_does(level: str, kind: str, request: pytest.FixtureRequest) -> None:
     site: Site = request.getfixturevalue(kind)
-    best = flags.best_level(platform.machine(), toolchain.cpu_features()).name
+    best = flags.best_level(platform.machine(), probe.cpu_features()).name
     env = {"PRECAST_CPU_LEVEL": best if level == "best" else level}
     loads = (
         "import precast\ntry:\n    precast.load('adam_')\n    print('loads')\nexcept RuntimeError as e:\n    print(e)"

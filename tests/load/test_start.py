@@ -11,19 +11,19 @@ NOT_NEEDED = {
     "precast._abi.remedy",
     "precast._abi.served",
     "precast._abi.toolkits",
-    "precast._abi.explain",
+    "precast.core.explain",
     "precast._cli",
-    "precast._load.gpus",
+    "precast.core.gpus",
     "precast._load.jit",
     "precast._load.progress",
     "precast._load.report",
-    "precast._load.unopened",
+    "precast.core.unopened",
     "precast._load.verdict",
     "precast.extension",
     "precast.kernel_loader",
     "precast.optim",
 }
-OF_THE_BUILD = {"precast._builder", "precast._builder.catalogue", "precast._builder.files"}
+OF_THE_BUILD = {"precast._builder", "precast._builder.catalogue", "precast.core.files"}
 SLOW = {"argparse", "asyncio", "concurrent", "email", "http", "inspect", "subprocess", "tempfile", "urllib"}
 
 FIRST_CALL = """

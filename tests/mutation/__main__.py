@@ -21,7 +21,8 @@ PRECAST = Project(
     checkout=CHECKOUT,
     place=CHECKOUT / "build" / "mutation",
     sources=(
-        *("pkg/precast/_abi/**/*.py", "pkg/precast/_load/**/*.py", "pkg/precast/_builder*/**/*.py"),
+        *("pkg/precast/core/*.py", "pkg/precast/_abi/**/*.py", "pkg/precast/_load/**/*.py"),
+        "pkg/precast/_builder*/**/*.py",
         *("tools/guards/**/*.py", "pkg/precast/ops/_checks.py"),
     ),
     tests=(

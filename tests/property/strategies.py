@@ -8,7 +8,12 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from precast._abi.build_info import (
+from precast._abi.served import LABELS
+from precast._abi.settings import JitMode, Settings
+from precast.core.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
+from precast.core.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
+from precast.core.label import Label
+from precast.core.manifest import (
     MAX_CONTENT_BYTES,
     MAX_FILE_BYTES,
     BuildInfo,
@@ -18,13 +23,9 @@ from precast._abi.build_info import (
     HostKind,
     device_path,
 )
-from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
-from precast._abi.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
-from precast._abi.label import Label, PlatformTag
-from precast._abi.served import LABELS
-from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import ANY_TORCH, Exact, Stable, TorchAbi
-from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast.core.torch_abi import ANY_TORCH, Exact, Stable, TorchAbi
+from precast.core.version import CudaVersion, Release, TorchVersion
+from tools.shared.platform_tag import PlatformTag
 
 FAMILIES = ("rms_norm", "cpu_adam")
 CAPABILITIES = (

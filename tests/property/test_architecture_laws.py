@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
-from precast._abi.host import Nvrtc
-from precast._abi.version import CudaVersion
+from precast.core.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
+from precast.core.host import Nvrtc
+from precast.core.version import CudaVersion
 from tests.property import strategies as s
 
 gpus = s.capabilities | s.any_capabilities

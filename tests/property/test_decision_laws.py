@@ -6,24 +6,16 @@ from dataclasses import dataclass, replace
 
 from hypothesis import assume, given
 
-from precast._abi import explain, remedy
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast._abi.capability import ComputeCapability, TargetKind
+from precast._abi import remedy
 from precast._abi.decide import decide
-from precast._abi.decision import (
-    BuildHost,
-    BuildJit,
-    Decision,
-    Need,
-    Reason,
-    Refuse,
-    UsePrebuilt,
-    all_rejections,
-    needs_builders,
-)
-from precast._abi.host import Builders, Host
+from precast._abi.decision import BuildHost, BuildJit, Decision, Refuse, UsePrebuilt, all_rejections, needs_builders
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import fits
+from precast.core import explain
+from precast.core.capability import ComputeCapability, TargetKind
+from precast.core.host import Builders, Host
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast.core.reasons import Need, Reason
+from precast.core.torch_abi import fits
 from tests.property import strategies as s
 
 CUDA = Need("rms_norm", "cuda")
@@ -162,8 +154,8 @@ def test_every_refusal_has_a_reason_with_wanted_and_found(host: Host, info: Buil
         if isinstance(decision, Refuse):
             assert rejections
             facts = remedy.Facts(host, info, settings, {})
-            actions = explain.actions_for(rejections, lambda why: remedy.of(why, facts))  # noqa: B023 - called at once
-            text = explain.explain("no", rejections, explain.environment(host, info), actions)
+            actions = remedy.actions_for(rejections, lambda why: remedy.of(why, facts))  # noqa: B023 - called at once
+            text = explain.explain("no", rejections, explain.environment(host, remedy.judge(info)), actions)
             assert all(rejection.reason.value in text for rejection in rejections)
 
 

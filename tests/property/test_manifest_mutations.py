@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precast._abi.build_info import BuildInfo, ManifestError
+from precast.core.manifest import BuildInfo, ManifestError
 from tests.property import strategies as s
 
 JSON = st.recursive(

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
-from precast._abi.label import Label, PlatformTag
-from precast._abi.torch_abi import parse_torch_abi
-from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._abi.arch_list import parse_arch_list
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo
+from precast.core.torch_abi import parse_torch_abi
+from precast.core.version import CudaVersion, Release, TorchVersion
 from tests.property import strategies as s
+from tools.shared.platform_tag import PlatformTag
 
 PARSERS = {
     "release": (s.releases, Release.parse),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.host import Nvrtc
+from precast.core.host import Nvrtc
 from tests.kit import fetched
 
 

@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from precast.build import answering, wheel
+from precast.build import answering
+from precast.core.manifest import GUARD_MARK
 from precast.errors import KernelError
 
 SOURCES = {
@@ -39,10 +40,10 @@ def test_the_source_means_the_same_with_the_line(what: str) -> None:
     made = answering.answering(source, what)
     assert answering.why_not(made, what) is None and answering.answering(made, what) == made
     before, after = compile(source, what, "exec", ast.PyCF_ONLY_AST), compile(made, what, "exec", ast.PyCF_ONLY_AST)
-    asks = [index for index, node in enumerate(after.body) if ast.unparse(node).endswith(".build.answer()")]
+    asks = [index for index, node in enumerate(after.body) if ast.unparse(node).endswith(".patch_loader()")]
     del after.body[asks[0]]
     assert len(asks) == 1 and ast.dump(after) == ast.dump(before)
-    assert all(b"answer()" not in line or line.startswith((b"\xef\xbb\xbf__", b"__"))
+    assert all(b"patch_loader()" not in line or line.startswith((b"\xef\xbb\xbf__", b"__"))
                for line in made.splitlines())  # fmt: skip
     assert answering.why_not(source, what) == "no such statement"
 
@@ -63,7 +64,7 @@ def test_the_audit_sees_a_line_in_a_wrong_place() -> None:
 
 
 def test_the_outermost_package_answers() -> None:
-    guard, call = wheel.GUARD.encode(), b"import torch\ntorch.ops.load_library(x)\n"
+    guard, call = GUARD_MARK.encode(), b"import torch\ntorch.ops.load_library(x)\n"
     files = {"ns/ops/lib/_ops.so": guard, "ns/ops/__init__.py": b"", "ns/ops/lib/__init__.py": b""}
     assert answering.asking(files) == ["ns/ops/__init__.py"], "a namespace package has none of its own"
     assert answering.asking({**files, "other/a/b.py": call, "other/__init__.py": b""}) == [

@@ -19,7 +19,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "pkg" / "precast"
 
-FREE = ("errors", "_version")  # importable by all, import nothing of ours
+FREE = ("errors", "_version", "core")  # importable by all; they import nothing of ours but core
 # Programs for environments that have a torch, and a wheel or what would be in one.
 ELSEWHERE = {CHECKOUT / "tools" / name for name in ("smoke_check.py", "classic_check.py")}
 
@@ -34,9 +34,11 @@ TORCH = (
     "_load/handover.py",
     "_load/library.py",
     "_load/proof.py",
-    "_load/dangling.py",
-    "_load/answers.py",
-    "_load/downstream.py",
+    "build/trial.py",
+    "core/dangling.py",
+    "core/opening.py",
+    "core/patching.py",
+    "core/probe.py",
     "build/command.py",
     "_load/loader.py",
     "_cli/numbers.py",
@@ -80,10 +82,15 @@ def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
-            base = node.module or ""
+            base = base_of(node)
             # `from precast import _abi` names a part in its list of names.
             yield from (f"precast.{alias.name}" for alias in node.names) if base == "precast" else (base,)
+
+
+def base_of(node: ast.ImportFrom) -> str:
+    """The module that names are imported from. `core` imports itself relatively, as it runs under other names too."""
+    assert node.level < 2, f"line {node.lineno}: imports are absolute here"
+    return ".".join(filter(None, ("precast.core" if node.level else "", node.module)))
 
 
 def that_runs(source: str) -> str:
@@ -103,7 +110,7 @@ def edges_of_files(sources: Mapping[str, str]) -> Edges:
     for name, text in sources.items():
         nodes = list(ast.walk(ast.parse(that_runs(text))))
         whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        pairs = [(node.module, a.name) for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names]
+        pairs = [(base_of(node), a.name) for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names]
         given = {f"{base}.{one}" if f"{base}.{one}" in sources else str(base) for base, one in pairs}
         found[name] = ((whole | given) & set(sources)) - {name}
     return {name: frozenset(to) for name, to in found.items()}
@@ -242,8 +249,34 @@ def test_the_package_imports_nothing_that_is_not_in_a_wheel() -> None:
 
 
 def test_what_all_may_import_imports_nothing_of_ours() -> None:
-    for part in FREE:
+    for part in FREE[:2]:
         assert parts_in((PACKAGE / f"{part}.py").read_text(encoding="utf-8")) == set()
+
+
+def beyond_core(source: str) -> set[str]:
+    """What a file of the core uses but the standard library, torch and, relatively, itself; names in texts count."""
+    found = {*imports(source), *re.findall(r"[\"'](precast(?:\.\w+)+)", source)}
+    relative = {
+        base_of(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level
+    }
+    usual = {name for name in found if name.partition(".")[0] in {*sys.stdlib_module_names, "torch"}}
+    return found - usual - relative - {"precast.build"}  # which an error tells an author to run
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "core").glob("*")), ids=lambda path: path.name)
+def test_the_core_needs_the_standard_library_and_itself(path: Path) -> None:
+    """It runs as a copy in other people's wheels, where there is no precast."""
+    if path.name != "__pycache__":
+        assert path.suffix == ".py" and beyond_core(path.read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import precast.errors", "from precast.core import value", "import numpy", "NAME = 'precast._load.probe'"],
+)
+def test_a_core_that_needs_more_is_found(source: str) -> None:
+    assert beyond_core(source)
+    assert not beyond_core("import os\nfrom . import value\nfrom .host import Host\nimport torch")
 
 
 def test_tools_import_no_torch() -> None:
@@ -317,7 +350,11 @@ def test_what_is_not_in_a_wheel_is_found() -> None:
 
 def test_relative_imports_are_refused() -> None:
     with pytest.raises(AssertionError, match="absolute"):
-        list(imports("from . import cache"))
+        list(imports("from .. import cache"))
+    for path in files():
+        if part_of_file(path) != "core":
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes), relative(path)
 
 
 NAMED = re.compile(r"`([\w<>]+(?:/[\w<>]+)+\.py)`((?:\s+`\w+`(?=\W))?)")

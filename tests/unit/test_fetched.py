@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.host import Nvrtc
 from precast._builder import nvrtc
+from precast.core.host import Nvrtc
 from tests.kit import fetched
 
 LABEL = "cu130"

@@ -24,7 +24,10 @@ def is_frozen(kind: type) -> bool:
 def modules() -> Iterator[ModuleType]:
     """Every module of the private parts of the package, and of the guards."""
     parts = [f"precast.{found.name}" for found in pkgutil.iter_modules(importlib.import_module("precast").__path__)]
-    for name in [*(part for part in parts if part.startswith("precast._") and part != "precast._C"), "tools.guards"]:
+    for name in [
+        *(part for part in parts if part.startswith(("precast._", "precast.core")) and part != "precast._C"),
+        "tools.guards",
+    ]:
         part = importlib.import_module(name)
         yield part
         for found in pkgutil.walk_packages(getattr(part, "__path__", ()), f"{name}."):

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from precast._abi.capability import TargetKind
 from precast._builder import packing
 from precast._builder.wheel_file import write_wheel
+from precast.core.capability import TargetKind
 from tools.shared.wheel import Wheel, read_wheel
 
 HOST = "precast/_C/host/kernels-x86_64.so"

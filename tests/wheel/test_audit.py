@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import TargetKind
 from precast._builder import packing
+from precast.core.capability import TargetKind
 from tools import guards
 from tools.guards.subject import Asked, Verdict
 from tools.shared.wheel import read_wheel

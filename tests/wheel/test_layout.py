@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode
 from precast._builder import catalogue, headers, matrix
 from precast._version import __version__
+from precast.core.manifest import BuildInfo, BuildMode
 
 from .conftest import CHECKOUT, EACH_LABEL, LABELS, MATRIX, QUICK_LABELS, Run
 

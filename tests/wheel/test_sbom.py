@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildInfo
 from precast._builder import headers
+from precast.core.manifest import BuildInfo
 from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, ManifestError
 from precast._builder.matrix import Matrix
+from precast.core.manifest import BuildInfo, ManifestError
 from tools.guards.archive import check_metadata, check_reproducible, check_size
 from tools.guards.libraries import check_bundled, check_glibc, check_hardening, check_paths, check_python
 from tools.guards.manifest import check_manifest, check_origin

@@ -12,8 +12,8 @@ from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata
 from twine.commands.check import check as twine_check
 from twine.exceptions import TwineException
 
-from precast._abi.build_info import BuildMode
 from precast._abi.violation import Violation
+from precast.core.manifest import BuildMode
 from tools.guards.subject import Audited, same
 from tools.shared.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
 

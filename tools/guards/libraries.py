@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from precast._abi.build_info import HostKind
-from precast._abi.label import PlatformTag
 from precast._abi.violation import Violation
 from precast._builder import flags, packing
+from precast.core.manifest import HostKind
 from tools.guards.subject import Audited, same
 from tools.shared import binaries
+from tools.shared.platform_tag import PlatformTag
 
 # Names of Python's C API, and of its C++ bindings.
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*|_ZN?K?\d*pybind11\w*|THP\w+")

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError, host_path
-from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
 from precast._builder import headers, sources
-from precast._builder.files import DIGEST
+from precast.core.files import DIGEST
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError, host_path
+from precast.core.torch_abi import AbiKind
 from tools.guards.subject import Audited, same
 from tools.shared import binaries
 from tools.shared.binaries import LibraryFacts

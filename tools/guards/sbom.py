@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
 from precast._builder import headers
+from precast.core.torch_abi import Exact
 from tools.guards.subject import Audited, same
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, by_file
 from precast._abi.violation import Violation
 from precast._builder import packing
 from precast._builder.matrix import Matrix
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, by_file
 from tools.shared import binaries
 from tools.shared.wheel import Wheel
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from precast._abi.build_info import HostKind
-from precast._abi.torch_abi import Exact, TorchAbi
 from precast._abi.violation import Violation
+from precast.core.manifest import HostKind
+from precast.core.torch_abi import Exact, TorchAbi
 from tools.guards.subject import Audited
 from tools.shared import binaries
 

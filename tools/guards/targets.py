@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostKind, by_file, device_path
-from precast._abi.capability import TargetKind
-from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
 from precast._builder import catalogue, elf, packing, parts
+from precast.core.capability import TargetKind
+from precast.core.manifest import BuildInfo, DeviceFile, HostKind, by_file, device_path
+from precast.core.version import CudaVersion
 from tools.guards.subject import Audited, same
 from tools.shared import binaries, cells
 from tools.shared.binaries import DeviceFacts

@@ -15,9 +15,9 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from precast._abi.version import Release, TorchVersion
 from precast._builder.matrix import Matrix
 from precast._builder.tables import read_toml
+from precast.core.version import Release, TorchVersion
 from precast.errors import KernelError
 from tools.verbs import smoke
 

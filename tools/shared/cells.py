@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from precast._abi.label import Label
-from precast._abi.torch_abi import ANY_TORCH, TorchAbi
-from precast._abi.version import Release
 from precast._builder import parts
 from precast._builder.matrix import EventSpec, LabelSpec, Machine, Matrix, TorchBuild, TorchRelease
+from precast.core.label import Label
+from precast.core.torch_abi import ANY_TORCH, TorchAbi
+from precast.core.version import Release
 from precast.errors import KernelError
 
 # "A matrix will generate a maximum of 256 jobs per workflow run" (GitHub Actions, workflow syntax, jobs.<id>.strategy).

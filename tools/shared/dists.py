@@ -14,11 +14,11 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
-from precast._abi.label import PlatformTag
 from precast._builder import index_pages
 from precast._builder.archives import BadArchive, open_tar
 from precast.errors import KernelError
 from tools.shared import wheelhouse
+from tools.shared.platform_tag import PlatformTag
 from tools.shared.wheel import NotAWheel, read_wheel
 
 PROJECT = "precast"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.torch_abi import ANY_TORCH, Stable, TorchAbi, parse_torch_abi
-from precast._abi.version import Release, TorchVersion
 from precast._builder.matrix import DEFAULT, Matrix
 from precast._builder.tables import MatrixError, Table
+from precast.core.torch_abi import ANY_TORCH, Stable, TorchAbi, parse_torch_abi
+from precast.core.version import Release, TorchVersion
 from precast.errors import KernelError
 from tools.shared.served import TorchCell, torch_cells
 

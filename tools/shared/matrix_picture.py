@@ -9,8 +9,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from precast._abi.version import CudaVersion
 from precast._builder.matrix import Matrix
+from precast.core.version import CudaVersion
 from tools.shared import evidence, served
 from tools.shared.cells import expand
 from tools.shared.evidence import Evidence

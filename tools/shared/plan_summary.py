@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, ManifestError
 from precast._builder.matrix import Matrix
+from precast.core.manifest import BuildInfo, ManifestError
 from tools.shared import evidence, served
 from tools.shared.cells import Plan
 from tools.shared.columns import columns

@@ -18,10 +18,10 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.torch_abi import Exact
 from precast._builder.headers import Pins
 from precast._builder.matrix import Matrix
+from precast.core.manifest import BuildInfo
+from precast.core.torch_abi import Exact
 
 NAME = "sboms/precast.cdx.json"  # below .dist-info
 # SPDX identifiers, or a name if SPDX has none.

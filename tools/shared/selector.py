@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.capability import ComputeCapability, TargetKind
-from precast._abi.label import Label
 from precast._abi.toolkits import FIRST_TOOLKIT
-from precast._abi.version import CudaVersion
 from precast._builder.matrix import Matrix
 from precast._builder.torch_releases import TorchBuild, TorchRelease
+from precast.core.capability import ComputeCapability, TargetKind
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo
+from precast.core.version import CudaVersion
 from tools.shared import served
 from tools.shared.cells import expand, label_of
 from tools.shared.dists import PROJECT, Dist

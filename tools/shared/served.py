@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
-from precast._abi.capability import ComputeCapability, GpuTarget, min_driver
 from precast._abi.decide import decide
-from precast._abi.decision import Decision, Need, UsePrebuilt
-from precast._abi.host import Gpu, Host, TorchInfo
-from precast._abi.label import Label
+from precast._abi.decision import Decision, UsePrebuilt
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import ANY_TORCH, parse_torch_abi
-from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import catalogue, flags
 from precast._builder.matrix import Matrix, TorchBuild
+from precast.core.capability import ComputeCapability, GpuTarget, min_driver
+from precast.core.host import Gpu, Host, TorchInfo
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
+from precast.core.reasons import Need
+from precast.core.torch_abi import ANY_TORCH, parse_torch_abi
+from precast.core.version import CudaVersion, Release, TorchVersion
 from tools.shared.cells import Plan, WheelCell, label_of
 
 _FAMILY = next(family.name for family in catalogue.FAMILIES if family.device is not None)

@@ -14,7 +14,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
-from precast._abi.torch_abi import TorchAbi
+from precast.core.torch_abi import TorchAbi
 from precast.errors import KernelError
 
 LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"

@@ -20,11 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._abi.version import Release
 from precast._builder import matrix, parts, provenance
 from precast._builder.cache import Cache, default_root
 from precast._builder.matrix import LabelSpec, Matrix
 from precast._version import __version__
+from precast.core.version import Release
 from precast.errors import KernelError
 from tools.shared import build_drivers, wheelhouse
 from tools.shared.cells import label_of

@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from precast._abi.capability import TargetKind
 from precast._abi.settings import Settings
 from precast._builder import matrix, packing, parts
 from precast._builder.binaries import Made, label_nvrtc, make_device
 from precast._builder.cache import Cache, default_root
+from precast.core.capability import TargetKind
 from precast.errors import KernelError
 from tools.shared import packages, second_reader
 from tools.shared.cells import label_of

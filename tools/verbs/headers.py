@@ -8,8 +8,8 @@ import json
 import zipfile
 from dataclasses import asdict
 
-from precast._abi.version import TorchVersion
 from precast._builder import classic_headers, headers, torch_wheel
+from precast.core.version import TorchVersion
 
 # The headers of the stable ABI that host code may include, whether it uses them or not.
 ROOTS = (

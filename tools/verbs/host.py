@@ -12,12 +12,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import ANY_TORCH, Stable, parse_torch_abi
 from precast._builder import matrix, parts
 from precast._builder.binaries import check_ceilings, make_host
 from precast._builder.cache import Cache, default_root
+from precast.core.label import Label
+from precast.core.torch_abi import ANY_TORCH, Stable, parse_torch_abi
 from precast.errors import KernelError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from precast._abi.capability import ComputeCapability
 from precast._builder import matrix, nvrtc
+from precast.core.capability import ComputeCapability
 from precast.errors import KernelError
 
 MATRIX = Path(__file__).resolve().parents[2] / "matrix.toml"

@@ -20,14 +20,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildMode
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR, AnyTorch, Exact, parse_torch_abi
-from precast._abi.version import TorchVersion
 from precast._builder import catalogue, descriptions, provenance
 from precast._builder.binaries import Made, check_ceilings, joined, make_host, manifest
 from precast._builder.cache import Cache, default_root
+from precast.core.label import Label
+from precast.core.manifest import BuildMode
+from precast.core.torch_abi import ANY_TORCH, STABLE_FLOOR, AnyTorch, Exact, parse_torch_abi
+from precast.core.version import TorchVersion
 from precast.errors import KernelError
 from tools.shared import torch_symbols
 

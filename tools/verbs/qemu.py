@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.label import PlatformTag
-from precast._abi.torch_abi import TorchAbi
 from precast._builder import flags, matrix
+from precast.core.manifest import BuildInfo
+from precast.core.torch_abi import TorchAbi
 from precast.errors import KernelError
 from tools.shared import arm_root, kernel_results
+from tools.shared.platform_tag import PlatformTag
 from tools.shared.wheel import NotAWheel, Wheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode
 from precast._builder import headers, matrix, provenance
 from precast._builder.wheel_file import moment_of, write_wheel
+from precast.core.manifest import BuildInfo, BuildMode
 from precast.errors import KernelError
 from tools.shared import sbom
 from tools.shared.wheel import MANIFEST, NotAWheel, read_wheel

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo
 from precast._builder import matrix, provenance
+from precast.core.manifest import BuildInfo
 from precast.errors import KernelError
 from tools.guards.archive import differences
 from tools.guards.subject import Result, Verdict

@@ -16,12 +16,12 @@ import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 
-from precast._abi.label import PlatformTag
 from precast._abi.settings import Settings
-from precast._abi.version import Release, TorchVersion
 from precast._builder.cache import Cache, default_root
+from precast.core.version import Release, TorchVersion
 from precast.errors import KernelError
 from tools.shared import packages
+from tools.shared.platform_tag import PlatformTag
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = ROOT / "tools" / "smoke_check.py"

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
-from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix, TorchRelease
+from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from precast.core.version import CudaVersion
 from precast.errors import KernelError
 from tools.shared import matrix_picture, parity, selector, served, speed
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand

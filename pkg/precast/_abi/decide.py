@@ -10,43 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from precast._abi import library_code, torch_abi
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
-from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.decision import (
-    EVERYTHING,
     FROM_SOURCE,
-    JIT_CANDIDATE,
-    NO_TORCH,
     OWN_FUNCTIONS,
-    PREBUILT_CANDIDATE,
     Binding,
     BuildAdapter,
     BuildHost,
     BuildImage,
     BuildJit,
     Decision,
-    Need,
     OwnFunctions,
-    Pick,
-    Reason,
     Refuse,
-    Rejection,
-    Unopened,
     UsePrebuilt,
     asks_for_builders,
 )
-from precast._abi.host import Gpu, Host, TorchInfo, named_level
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, AbiKind, Exact
-from precast._abi.value import value
-from precast._abi.version import CudaVersion, dotted
+from precast.core import choose, torch_abi
+from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
+from precast.core.choose import BINDING, LIBRARY, Asked, Why
+from precast.core.host import Gpu, Host, TorchInfo, named_level
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
+from precast.core.reasons import (
+    EVERYTHING,
+    JIT_CANDIDATE,
+    NO_TORCH,
+    PREBUILT_CANDIDATE,
+    Need,
+    Pick,
+    Reason,
+    Rejection,
+    Unopened,
+)
+from precast.core.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, AbiKind, Exact
+from precast.core.value import value
+from precast.core.version import CudaVersion
 
-LIBRARY, BINDING = "host", "torch"
 _NOTHING_BAD: Mapping[str, str | Unopened] = {}
-
-# A reason, what was wanted and what was found: a rejection without its piece and its candidate.
-Why = tuple[Reason, str, str]
 
 
 @value(frozen=True)
@@ -183,12 +182,12 @@ def _hopeless_cuda(host: Host, torch: TorchInfo, settings: Settings) -> Iterator
 
 def choose_library(case: Case) -> Pick[HostFile | BuildHost]:
     """Prefers a library for exactly this torch to one for many, and any to a build."""
-    best, rejections = _best_host_file(case, HostKind.LIBRARY)
-    if best is not None:
-        unread = f"the level of libstdc++ could not be read; {best.path} needs GLIBCXX_{best.glibcxx}"
-        return Pick(best, rejections, (unread,) if case.host.glibcxx is None else ())
+    pick = _best_host_file(case, HostKind.LIBRARY)
+    if pick.chosen is not None:
+        unread = f"the level of libstdc++ could not be read; {pick.chosen.path} needs GLIBCXX_{pick.chosen.glibcxx}"
+        return Pick(pick.chosen, pick.rejections, (unread,) if case.host.glibcxx is None else ())
     refusals = tuple(Rejection(LIBRARY, JIT_CANDIDATE, *why) for why in _no_compile(case))
-    return Pick(None if refusals else BuildHost(), (*rejections, *refusals))
+    return Pick(None if refusals else BuildHost(), (*pick.rejections, *refusals))
 
 
 def choose_binding(case: Case) -> Pick[Binding]:
@@ -203,35 +202,27 @@ def choose_binding(case: Case) -> Pick[Binding]:
         wanted = f"the functions of torch {STABLE_FLOOR}"
         found = str(case.bad[OWN_FUNCTIONS])
         rejections = (Rejection(BINDING, OWN_FUNCTIONS, Reason.TORCH_ABI, wanted, found),)
-    best, others = _best_host_file(case, HostKind.ADAPTER)
-    if best is not None:
-        return Pick(best, others)
+    prebuilt = _best_host_file(case, HostKind.ADAPTER)
+    if prebuilt.chosen is not None:
+        return Pick(prebuilt.chosen, prebuilt.rejections)
     refusals = tuple(Rejection(BINDING, JIT_CANDIDATE, *why) for why in _no_adapter(case))
     torch = case.torch
     built = None if refusals else BuildAdapter(Exact(torch.version.release, torch.cxx11, torch.version.git))
-    return Pick(built, (*rejections, *others, *refusals))
+    return Pick(built, (*rejections, *prebuilt.rejections, *refusals))
 
 
-def _best_host_file(case: Case, kind: HostKind) -> tuple[HostFile | None, tuple[Rejection, ...]]:
+def _best_host_file(case: Case, kind: HostKind) -> Pick[HostFile]:
     """The best prebuilt file of a kind that fits, and the rejections of the others."""
     piece = LIBRARY if kind is HostKind.LIBRARY else BINDING
-    unused = _nothing_prebuilt(case, piece)
-    if unused is not None:
-        return None, (Rejection(piece, PREBUILT_CANDIDATE, *unused),)
-    rejections: list[Rejection] = []
-    best: HostFile | None = None
-    for file in case.info.host if case.info is not None else ():
-        if file.kind is kind:
-            why = next(_unmet_by_host(file, case), None)
-            if why is not None:
-                rejections.append(Rejection(piece, file.path, *why))
-            elif best is None or _host_rank(file, case) > _host_rank(best, case):
-                best = file
-    return best, tuple(rejections)
+    unused = _nothing_prebuilt(case)
+    if unused is not None or case.info is None:
+        return Pick(None, (Rejection(piece, PREBUILT_CANDIDATE, *unused),) if unused is not None else ())
+    asked = Asked(case.host, case.info, case.need.family, case.bad, case.settings.debug)
+    return choose.library(asked) if kind is HostKind.LIBRARY else choose.best(asked, kind, piece)
 
 
-def _nothing_prebuilt(case: Case, piece: str) -> Why | None:
-    """Why none of the prebuilt files is used for a piece; None if each must be judged."""
+def _nothing_prebuilt(case: Case) -> Why | None:
+    """Why none of the prebuilt files is used; None if each must be judged."""
     info, stale = case.info, case.host.stale
     if case.settings.jit is JitMode.JIT:
         return Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit"
@@ -239,49 +230,7 @@ def _nothing_prebuilt(case: Case, piece: str) -> Why | None:
         return Reason.NO_PREBUILT, "prebuilt files", FROM_SOURCE
     if stale is not None:
         return Reason.STALE, stale.wanted, stale.found
-    if piece == LIBRARY and not any(file.kind is HostKind.LIBRARY for file in info.host):
-        return Reason.NO_PREBUILT, "a host library", "this wheel has no host library"
     return None
-
-
-def _unmet_by_host(file: HostFile, case: Case) -> Iterator[Why]:
-    """The requirements of a library with those that it links, or of an adapter, that this process does not meet."""
-    linked = case.info.linked(file) if file.links and case.info is not None else ()
-    for one in (file, *linked):
-        defect = case.bad.get(one.path)
-        if isinstance(defect, Unopened):
-            yield Reason.UNOPENED, defect.wanted, defect.found
-        elif defect is not None:
-            yield Reason.DAMAGED, "the library that was built", defect
-    if file.kind is HostKind.LIBRARY and case.need.family not in file.families:
-        has = ", ".join(file.families) or "none"
-        yield Reason.FAMILY, f"the family {case.need.family}", f"a library with {has}"
-    for one in (file, *linked):
-        yield from _unmet_by_process(one, case.host, case.torch)
-
-
-def _unmet_by_process(file: HostFile, host: Host, torch: TorchInfo) -> Iterator[Why]:
-    if file.machine != host.machine:
-        yield Reason.MACHINE, file.machine, host.machine
-    if file.python not in ("none", "abi3", f"cp{host.python.major}{host.python.minor}"):
-        yield Reason.PYTHON, file.python, f"Python {host.python}"
-    unlike = torch_abi.fits(file.abi, torch.version, torch.cxx11)
-    if unlike is not None:
-        yield Reason.TORCH_ABI, torch_abi.wanted(file.abi), unlike
-    if file.cuda_major is not None and (torch.cuda is None or torch.cuda.major != file.cuda_major):
-        wanted = f"a torch with CUDA {file.cuda_major}"
-        yield Reason.CUDA_RUNTIME, wanted, f"torch with CUDA {torch.cuda or 'none'}"
-    if host.glibc is None or host.glibc < file.glibc:
-        yield Reason.GLIBC, f"glibc {file.glibc}", "another C library" if host.glibc is None else str(host.glibc)
-    if host.glibcxx is not None and dotted(host.glibcxx) < dotted(file.glibcxx):
-        yield Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}"
-    yield from library_code.unmet(file, host)
-
-
-def _host_rank(file: HostFile, case: Case) -> tuple[tuple[int, bool], bool, tuple[int, int], tuple[int, int]]:
-    """A library that is linked against torch comes before one that has yet to be bound to it."""
-    near = torch_abi.closeness(file.abi)
-    return near, file.debug == case.settings.debug, library_code.served(file, case.host), torch_abi.floor(file.abi)
 
 
 def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why]:
@@ -336,7 +285,7 @@ def choose_image(case: Case, gpu: Gpu) -> Pick[DeviceFile | BuildImage]:
         return Pick(None, (Rejection(piece, PREBUILT_CANDIDATE, *why),))
     rejections: list[Rejection] = []
     best: DeviceFile | None = None
-    unused = _nothing_prebuilt(case, piece)
+    unused = _nothing_prebuilt(case)
     files = [file for file in case.info.device if file.family == case.need.family] if case.info is not None else []
     if unused is None and not files:
         unused = (Reason.FAMILY, f"device code of {case.need.family}", "none in this wheel")

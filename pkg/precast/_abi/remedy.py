@@ -12,22 +12,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from precast._abi import toolkits
-from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.capability import ComputeCapability
-from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, Reason, Rejection, Unopened
-from precast._abi.host import Builders, Host, Installer
-from precast._abi.label import Label
 from precast._abi.served import LABELS, label_for, label_serves
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import STABLE_FLOOR
-from precast._abi.value import value
 from precast._version import __version__
+from precast.core.capability import ComputeCapability
+from precast.core.explain import MOST_ACTIONS
+from precast.core.host import Builders, Host, Installer
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE, Reason, Rejection, Unopened
+from precast.core.torch_abi import STABLE_FLOOR
+from precast.core.value import value
 from precast.errors import block
 
 ALLOW_JIT = "export PRECAST_JIT=auto"
 DRIVER = "install the NVIDIA driver (https://www.nvidia.com/drivers), or in a container: docker run --gpus all"
 _NEWLY = "--force-reinstall --no-deps"
 _UNKNOWN = Installer()
+
+Fix = Callable[[Rejection], str]  # the command that removes a reason, or nothing; :func:`of`
 
 
 @value(frozen=True)
@@ -111,6 +114,52 @@ _FIXES: Mapping[Reason, Callable[[Rejection, Facts], str]] = {
     Reason.NO_NVRTC: lambda _, facts: install_nvrtc(facts.host),
     Reason.NO_TRITON: lambda _, facts: install_triton(facts.host),
 }
+
+
+def actions_for(rejections: Iterable[Rejection], fix: Fix) -> tuple[str, ...]:
+    """Up to three commands, each of which removes every obstacle on one way to the op.
+
+    An obstacle that blocks all ways comes first, because it must be removed. Otherwise there are three ways: other
+    prebuilt files, a build here, and Triton. A way with an obstacle that no command removes is not offered.
+    """
+    rejections = tuple(rejections)
+    blocks = [r for r in rejections if r.candidate == EVERYTHING and r.reason not in _TRITON_HELPS]
+    if blocks:
+        return _whole(map(fix, blocks))
+    pieces = list(dict.fromkeys(r.piece for r in rejections if r.candidate != TRITON_CANDIDATE))
+    of = {piece: [r for r in rejections if r.piece == piece and r.candidate != TRITON_CANDIDATE] for piece in pieces}
+    ways = (
+        _whole(_first(of[piece], fix) for piece in pieces),
+        _whole(_all(of[piece], JIT_CANDIDATE, fix) for piece in pieces),
+        _whole([_all(rejections, TRITON_CANDIDATE, fix)]),
+    )
+    return tuple(dict.fromkeys(command for way in ways for command in way))[:MOST_ACTIONS]
+
+
+# Triton can serve these GPUs, which have no other kernels.
+_TRITON_HELPS = {Reason.HIP, Reason.XPU}
+
+
+def _whole(steps: Iterable[str]) -> tuple[str, ...]:
+    """The steps as one command; nothing if a step has no command."""
+    steps = tuple(steps)
+    return (both(steps),) if steps and all(steps) else ()
+
+
+def _first(rejections: Iterable[Rejection], fix: Fix) -> str:
+    """The first command, because the rejected files are alternatives."""
+    return next(filter(None, (fix(r) for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE))), "")
+
+
+def _all(rejections: Iterable[Rejection], candidate: str, fix: Fix) -> str:
+    """All commands together, because every one of these things is missing."""
+    steps = [fix(r) for r in rejections if r.candidate == candidate]
+    return both(steps) if all(steps) else ""
+
+
+def judge(info: BuildInfo | None) -> str:
+    """This precast with the label of what is prebuilt, for a bug report."""
+    return f"precast {__version__}{'' if info is None else info.label.local}"
 
 
 def both(commands: Iterable[str]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from precast._abi import toolkits
-from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
-from precast._abi.label import Label
-from precast._abi.version import CudaVersion
+from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability
+from precast.core.label import Label
+from precast.core.version import CudaVersion
 
 # The labels that fixes can recommend, oldest toolkit first.
 LABELS = tuple(map(Label, toolkits.LABELS))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from precast._abi.capability import GpuTarget, parse_arch_list
-from precast._abi.label import MACHINES, Label
-from precast._abi.value import value
-from precast._abi.version import Release
+from precast._abi.arch_list import parse_arch_list
+from precast.core.capability import GpuTarget
+from precast.core.label import MACHINES, Label
+from precast.core.manifest import is_index_url
+from precast.core.value import value
+from precast.core.version import Release
 
 
 class JitMode(str, Enum):
@@ -34,11 +35,6 @@ _OFF = ("0", "false", "no", "off")
 def is_on(text: str) -> bool:
     """Whether a switch is on; any unknown value means off."""
     return text.lower() in _ON
-
-
-def is_index_url(text: str) -> bool:
-    """Whether a text is the URL of an index. It is printed in commands, so the check is strict."""
-    return re.fullmatch(r"(?:https?|file)://[A-Za-z0-9/._~:@%+-]+", text) is not None
 
 
 # The readers of values: each returns the value of a text that is not empty, or raises ValueError with what it accepts.

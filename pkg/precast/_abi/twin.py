@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from precast._abi.capability import ComputeCapability
-from precast._abi.decision import EVERYTHING, TRITON_CANDIDATE, Need, Pick, Reason, Refuse, Rejection
-from precast._abi.host import Host
+from precast._abi.decision import Refuse
 from precast._abi.settings import JitMode, Settings
-from precast._abi.value import value
+from precast.core.capability import ComputeCapability
+from precast.core.host import Host
+from precast.core.reasons import EVERYTHING, TRITON_CANDIDATE, Need, Pick, Reason, Rejection
+from precast.core.value import value
 
 # https://github.com/triton-lang/triton, README: "NVIDIA GPUs (Compute Capability 8.0+)". 7.x also works in all Triton
 # releases that a supported torch brings.

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._abi.version import Release
 from precast._adopt import forwards, instances, loss, rotation
 from precast._adopt.probe import Trials, decide
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.seen import state_of
 from precast._adopt.source import Sources, Unreadable, fingerprint, owner, source_of
 from precast._adopt.state import attempted
+from precast.core.version import Release
 from precast.errors import KernelError
 
 # The packages whose sources have been read: the oldest version that counts, and the first that does not.

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from precast._abi.version import Release
 from precast._adopt.recognise import release_of, version_of
+from precast.core.version import Release
 from precast.ops._checks import FLOAT_TYPES
 from precast.ops.activations import fatrelu_and_mul, gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.rms_norm import Casting, rms_norm

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from precast._abi.value import value
 from precast._builder.xray import Contents, Library
+from precast.core.value import value
 
 _VERSIONS = (
     r"(?:py)?torch[-_.]?\d+(?:[._]\d+)*|pt[-_.]?\d+(?:[._]\d+)*|cu(?:da)?[-_.]?\d+(?:\.\d+)*"

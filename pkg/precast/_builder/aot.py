@@ -15,11 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from precast._abi.build_info import BuildMode, host_path, image_name
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import ANY_TORCH, AnyTorch, Exact
-from precast._abi.version import Release
 from precast._builder import (
     catalogue,
     descriptions,
@@ -46,9 +42,14 @@ from precast._builder.binaries import (
     manifest,
 )
 from precast._builder.cache import Cache, default_root
-from precast._builder.files import DIGEST
 from precast._builder.machine import say
 from precast._version import __version__
+from precast.core import probe
+from precast.core.files import DIGEST
+from precast.core.label import Label
+from precast.core.manifest import BuildMode, host_path, image_name
+from precast.core.torch_abi import ANY_TORCH, AnyTorch, Exact
+from precast.core.version import Release
 from precast.errors import KernelError
 
 
@@ -213,7 +214,7 @@ def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cac
 
 def level_here() -> flags.CpuLevel:
     """The CPU level that a JIT build on this machine chooses."""
-    return flags.best_level(platform.machine(), toolchain.cpu_features())
+    return flags.best_level(platform.machine(), probe.cpu_features())
 
 
 def _make(settings: Settings, root: Path, cache: Cache) -> Made:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from precast._builder import files
+from precast.core import files
 
 PIECE = 1 << 20
 _INDEX_BYTES = 8 << 20  # limit for a zip's central directory; that of torch, with 13,000 files, has 2 MB

@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from precast._abi import remedy
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
-from precast._abi.capability import GpuTarget, min_driver
-from precast._abi.host import Compiler, Nvrtc
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import AnyTorch, Exact
-from precast._abi.version import CudaVersion, Release
 from precast._builder import catalogue, device, flags, host, installer, nvrtc, packing, provenance, sources, toolchain
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
 from precast._builder.machine import say
 from precast._builder.matrix import LabelSpec
 from precast._version import __version__
+from precast.core import pip
+from precast.core.capability import GpuTarget, min_driver
+from precast.core.host import Compiler, Nvrtc
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
+from precast.core.torch_abi import AnyTorch, Exact
+from precast.core.version import CudaVersion, Release
 from precast.errors import KernelError
 
 Binary = HostFile | DeviceFile
@@ -142,7 +143,7 @@ def host_tools(settings: Settings, what: str = "the host library") -> tuple[Comp
 
 def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str) -> str:
     steps = [] if compiler else [installer.compiler_command().replace("g++", package) or f"install {package}"]
-    return remedy.both([*steps, *([] if ninja else [f"{installer.install_command()} ninja"])])
+    return remedy.both([*steps, *([] if ninja else [f"{pip.install_command()} ninja"])])
 
 
 def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] | None = None) -> Nvrtc:
@@ -153,7 +154,7 @@ def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] |
             f"the device code of +{spec.label} needs NVRTC {spec.nvrtc}",
             found=looked_at,
             needed=f"exactly {spec.nvrtc}, as matrix.toml says",
-            fix=f'{installer.install_command()} "{spec.requirement}"',
+            fix=f'{pip.install_command()} "{spec.requirement}"',
         )
     return found
 

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._builder import files, lock, trust
+from precast._builder import lock, trust
 from precast._builder.entry import LOG_NAME, META, BuildKey, Meta, NotWhole, verify
 from precast._builder.roots import default_root, search_path
+from precast.core import files, owned
 from precast.errors import KernelError
 
 __all__ = ["LAYOUT", "Artifact", "BuildKey", "Cache", "default_root", "open_cache"]
@@ -127,7 +128,7 @@ class Cache:
     def failure_log(self, key: BuildKey) -> Path:
         """The path for the log of a failed build, whose staging folder is removed."""
         folder = self.root / LAYOUT / ".failed"
-        trust.make_private(folder)
+        owned.make_private(folder)
         return folder / f"{key.name}-{key.digest[:16]}.log"
 
     def _find(self, key: BuildKey, *, quiet: bool = False) -> Artifact | None:
@@ -144,7 +145,7 @@ class Cache:
                 continue
             if root == self.root:
                 trust.require_own(root, entry)
-            elif (unsafe := trust.why_not(root, found[0], owner=None)) is not None:
+            elif (unsafe := owned.why_not(root, found[0], owner=None)) is not None:
                 LOG.warning("%s: the build of this cache is not used: %s", entry, unsafe)
                 continue
             return Artifact(found[0], found[1].sha256, seconds=0.0, cached=True, key=key.digest)
@@ -159,7 +160,7 @@ class Cache:
             files.make_private(made)
         files.write_private(staging / META, Meta.of(key, payload, content, seconds).to_json().encode())
         entry = self.entry(key)
-        trust.make_private(entry.parent)
+        owned.make_private(entry.parent)
         try:
             staging.rename(entry)
         except OSError:
@@ -185,7 +186,7 @@ class Cache:
     def _move_aside(self, entry: Path) -> None:
         """Keep a damaged entry for later inspection."""
         damaged = self.root / LAYOUT / ".damaged"
-        trust.make_private(damaged)
+        owned.make_private(damaged)
         aside = Path(tempfile.mkdtemp(prefix=f"{entry.parent.name}-{entry.name}-", dir=damaged))
         try:
             entry.rename(aside / "entry")
@@ -202,7 +203,7 @@ class Cache:
         with _explaining(self.root, key.name):
             trust.require_own(self.root)
             parent = self.root / LAYOUT / ".staging"
-            trust.make_private(parent)
+            owned.make_private(parent)
             _sweep(parent)
             folder = Path(tempfile.mkdtemp(prefix=f"{lock.this_machine()}-{os.getpid()}-", dir=parent))
             try:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._abi import _reader as read
 from precast._builder.archives import BadArchive, Tar, open_tar
 from precast._builder.cache import BuildKey, Cache
 from precast._builder.cache_tools import Entry
 from precast._builder.entry import FIELDS
+from precast.core import reader as read
 from precast.errors import KernelError
 
 MANIFEST = "precast-cache.json"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._builder import trust
 from precast._builder.cache import LAYOUT, BuildKey
 from precast._builder.entry import META, NotWhole, check_payload, read_meta
+from precast.core import owned
 
 OBJECTS = "objects"
 ABANDONED_AFTER_S = 24 * 3600.0  # no build takes a day; a younger staging folder may be in use by another host
@@ -144,7 +144,7 @@ def remove(root: Path, removals: Iterable[Removal]) -> int:
             freed += removal.bytes
             continue
         staging = root / LAYOUT / _STAGING
-        trust.make_private(staging)
+        owned.make_private(staging)
         aside = Path(tempfile.mkdtemp(prefix="removed-", dir=staging))
         try:
             removal.path.rename(aside / "entry")

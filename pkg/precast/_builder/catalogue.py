@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from precast._abi.value import value
+from precast.core.value import value
 from precast.errors import KernelError
 
 GATHERED = Path(__file__).with_name("families.json")  # exists only in a wheel

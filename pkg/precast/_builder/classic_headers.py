@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.torch_abi import Exact
-from precast._abi.version import Release
 from precast._builder import headers, sources, torch_wheel
+from precast.core.torch_abi import Exact
+from precast.core.version import Release
 from precast.errors import KernelError
 
 PINS = Path(__file__).with_name("classic_headers.json")

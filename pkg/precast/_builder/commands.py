@@ -13,9 +13,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 from setuptools.command.sdist import sdist
 
-from precast._abi.build_info import BuildMode
 from precast._abi.settings import Settings
 from precast._builder import aot, metadata, provenance
+from precast.core.manifest import BuildMode
 
 
 def for_setup(settings: Settings, root: Path) -> dict[str, object]:

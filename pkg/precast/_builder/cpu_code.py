@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 
-from precast._abi.value import value
 from precast._builder import elf, x86
+from precast.core.value import value
 
 _SECTIONS = (".text", ".init", ".eh_frame", ".init_array", ".rela.dyn")
 # Functions and data of GCC's runtime, glibc, torch and AWS's libraries that tell what the processor has.

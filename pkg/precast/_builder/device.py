@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.host import Nvrtc
 from precast._builder import elf, failure, flags, nvrtc, nvrtc_child, sources
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.host import Nvrtc
 from precast.errors import BuildFailed, KernelError
 
 

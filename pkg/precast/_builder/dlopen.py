@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from precast._abi.value import value
-from precast._abi.version import Release
 from precast._builder import elf
+from precast.core.value import value
+from precast.core.version import Release
 
 # glibc 2.41 refuses to open a library that wants an executable stack.
 STRICT_STACK = Release(2, 41)

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
-from precast._abi.capability import ComputeCapability, GpuTarget, Suffix, TargetKind
-from precast._abi.value import value
+from precast.core.capability import ComputeCapability, GpuTarget, Suffix, TargetKind
+from precast.core.value import value
 
 Data = bytes | mmap.mmap
 EM_CUDA = 190

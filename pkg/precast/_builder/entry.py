@@ -17,9 +17,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from precast._abi import _reader as read
-from precast._abi.build_info import MAX_FILE_BYTES
-from precast._builder import files, trust
+from precast.core import files, owned
+from precast.core import reader as read
+from precast.core.manifest import MAX_FILE_BYTES
 
 # The form of meta.json and of the inputs of every key. A new number invalidates every build.
 SCHEMA = 1
@@ -110,7 +110,7 @@ def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] 
 
 def read_meta(entry: Path, *, owner: int | None) -> Meta:
     """The ``meta.json`` of an entry; NotWhole for anything but the output of :meth:`Meta.to_json`."""
-    judge = partial(trust.why_not_one, owner=owner)
+    judge = partial(owned.why_not_one, owner=owner)
     try:  # an administrator may have made links, which are checked with the folders
         return Meta.from_json(files.read(entry / META, _META_BYTES, links=owner is None, judge=judge))
     except OSError as error:
@@ -119,7 +119,7 @@ def read_meta(entry: Path, *, owner: int | None) -> Meta:
 
 def check_payload(entry: Path, meta: Meta, *, owner: int | None) -> Path:
     """The payload of an entry; NotWhole if it does not match its ``meta.json``."""
-    payload, judge = entry / meta.payload, partial(trust.why_not_one, owner=owner)
+    payload, judge = entry / meta.payload, partial(owned.why_not_one, owner=owner)
     try:
         size, found = files.digest(payload, meta.size, links=owner is None, judge=judge)
     except files.WrongSize as error:

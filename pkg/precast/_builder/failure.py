@@ -8,8 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-from precast._builder import files, trust
+from precast._builder import trust
 from precast._version import __version__
+from precast.core import files
 from precast.errors import BuildFailed
 
 _ERROR = re.compile(

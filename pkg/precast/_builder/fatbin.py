@@ -10,9 +10,9 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 
-from precast._abi.capability import ComputeCapability, DeviceCode, GpuTarget, Suffix, TargetKind
-from precast._abi.value import value
-from precast._abi.version import CudaVersion
+from precast.core.capability import ComputeCapability, DeviceCode, GpuTarget, Suffix, TargetKind
+from precast.core.value import value
+from precast.core.version import CudaVersion
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 

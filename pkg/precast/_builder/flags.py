@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precast._abi.capability import GpuTarget
-from precast._abi.host import named_level as level_named
-from precast._abi.torch_abi import Exact
-from precast._abi.version import Release
+from precast.core.capability import GpuTarget
+from precast.core.host import named_level as level_named
+from precast.core.torch_abi import Exact
+from precast.core.version import Release
 
 # The ceilings of manylinux_2_28 (AlmaLinux 8), which torch also keeps.
 GLIBC_CEILING = Release(2, 28)
@@ -30,7 +30,7 @@ _CXX20_SINCE = Release(2, 13)  # its headers stop with an #error below C++20
 class CpuLevel:
     """One instruction set that a family's ``cpu`` sources are compiled for. The library chooses a level at run time.
 
-    ``features`` are the processor features it needs, as ``toolchain.cpu_features`` names them. A ``small`` level is
+    ``features`` are the processor features it needs, as ``probe.cpu_features`` names them. A ``small`` level is
     compiled for size, because hardly any processor needs it. ``mark`` matches an instruction that the kernels of this
     level use and those of other levels do not; an audit uses it to find the level in a library.
     """

@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from precast._abi.torch_abi import STABLE_FLOOR
-from precast._abi.version import Release
-from precast._builder import lock, sources, torch_wheel, trust
+from precast._builder import lock, sources, torch_wheel
 from precast._builder.cache import Cache
+from precast.core import owned
+from precast.core.torch_abi import STABLE_FLOOR
+from precast.core.version import Release
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -230,12 +231,12 @@ def _from_index(pins: Pins) -> dict[str, bytes]:
 
 def write(dest: Path, files: Mapping[str, bytes]) -> None:
     """Write to a temporary folder and rename it, so that another process sees all of the files or none."""
-    trust.make_private(dest.parent)
+    owned.make_private(dest.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         for name, data in files.items():
             path = staging / PurePosixPath(name)
-            trust.make_private(path.parent)
+            owned.make_private(path.parent)
             path.write_bytes(data)
             path.chmod(0o600)
         if dest.exists():  # incomplete, or equal files from a faster process

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._abi.host import Compiler
 from precast._abi.settings import LINE_BREAKS
-from precast._abi.torch_abi import Exact
 from precast._builder import (
     catalogue,
     classic_headers,
@@ -38,6 +36,8 @@ from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
 from precast._builder.entry import LOG_NAME
 from precast._version import __version__
+from precast.core.host import Compiler
+from precast.core.torch_abi import Exact
 from precast.errors import BuildFailed, KernelError, KernelUnavailable
 
 _EXPORTS = "{ global: precast_*; local: *; };\n"

@@ -27,7 +27,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._builder import files, trust
+from precast._builder import trust
+from precast.core import files, owned
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -113,7 +114,7 @@ def held(root: Path) -> tuple[tuple[str, str], ...]:
     """
     found = []
     for folder in _folders():
-        if trust.why_not(folder, owner=os.getuid()) is None:
+        if owned.why_not(folder, owner=os.getuid()) is None:
             for path in sorted(folder.glob(f"*{_suffix(root)}")):
                 note = _note_if_held(path)
                 if note is not None:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
-from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR
-from precast._abi.version import TorchVersion
 from precast._builder import nvrtc
+from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from precast.core.host import Nvrtc
+from precast.core.torch_abi import STABLE_FLOOR
+from precast.core.version import TorchVersion
 from precast.errors import KernelError
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from precast._abi.capability import ComputeCapability
-from precast._abi.host import Nvrtc
-from precast._abi.version import CudaVersion
+from precast.core.capability import ComputeCapability
+from precast.core.host import Nvrtc
+from precast.core.version import CudaVersion
 
 _TOOLKIT = Path("/usr/local/cuda")
 _LIBRARY = re.compile(r"libnvrtc(-[0-9a-f]+)?\.so(\.\d+)*")

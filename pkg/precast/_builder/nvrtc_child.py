@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from precast._abi.host import Nvrtc
 from precast._builder.nvrtc import Compiled, Compiler
+from precast.core.host import Nvrtc
 
 _LENGTH = struct.Struct("<Q")
 _START = """

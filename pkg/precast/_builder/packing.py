@@ -12,7 +12,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from precast._abi.capability import GpuTarget, TargetKind
+from precast.core.capability import GpuTarget, TargetKind
 
 _DICTIONARY_BYTES = 4 << 20  # reaches back to the first image of a file; the reader allocates as much
 _MEMORY_BYTES = 8 << 20  # enough to read with that dictionary; a stream that needs more is not ours

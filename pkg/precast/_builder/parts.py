@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from precast._abi.build_info import (
+from precast._abi.settings import Settings
+from precast._builder import catalogue, provenance, sources, staging
+from precast._builder.binaries import Binary, Made, joined, manifest, selected
+from precast._builder.matrix import LabelSpec, Matrix
+from precast._builder.packing import NotPacked
+from precast._version import __version__
+from precast.core.files import digest, read
+from precast.core.label import Label
+from precast.core.manifest import (
     MAX_FILE_BYTES,
     MAX_MANIFEST_BYTES,
     BuildInfo,
@@ -22,16 +30,8 @@ from precast._abi.build_info import (
     ManifestError,
     host_path,
 )
-from precast._abi.label import Label
-from precast._abi.settings import Settings
-from precast._abi.torch_abi import AbiKind, TorchAbi
-from precast._abi.version import Release
-from precast._builder import catalogue, provenance, sources, staging
-from precast._builder.binaries import Binary, Made, joined, manifest, selected
-from precast._builder.files import digest, read
-from precast._builder.matrix import LabelSpec, Matrix
-from precast._builder.packing import NotPacked
-from precast._version import __version__
+from precast.core.torch_abi import AbiKind, TorchAbi
+from precast.core.version import Release
 from precast.errors import KernelError
 
 MANIFEST = "parts.json"

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 from precast._abi.settings import LINE_BREAKS, Settings
-from precast._builder import files, trust
+from precast._builder import trust
+from precast.core import files
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -14,13 +13,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from precast._abi.host import Compiler
 from precast._abi.settings import Settings
+from precast.core.host import Compiler
 
 _COMPILERS = ("g++", "c++", "clang++")
 _USABLE = 0.85  # share of the free memory; the rest is for other processes
 COMPILE_BYTES = 400_000_000  # our largest compile took 243 MB (g++ 12.2, the adapter to torch)
-_PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # linux/prctl.h
 _WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them unnecessary
 
 
@@ -68,27 +66,6 @@ def launcher() -> tuple[str, ...]:
     """
     found = (shutil.which(name) for name in ("ccache", "sccache"))
     return next(((path,) for path in found if path), ())
-
-
-def cpu_features() -> frozenset[str]:
-    """The features that the processor has and the kernel enables, as in /proc/cpuinfo; empty without that file.
-
-    For an ARM processor with SVE this includes its vector length, such as "sve256".
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    found = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset((*found.split(), *_sve()))
-
-
-def _sve() -> tuple[str, ...]:
-    """The SVE vector length of this process, which cpuinfo does not show; empty without SVE or outside aarch64."""
-    if platform.machine() != "aarch64":
-        return ()
-    length: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL)
-    return (f"sve{(length & _PR_SVE_VL_LEN_MASK) * 8}",) if length > 0 else ()
 
 
 def package_for(machine: str) -> str:

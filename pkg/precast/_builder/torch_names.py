@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from precast._abi.value import value
-from precast._abi.version import Release
+from precast.core.value import value
+from precast.core.version import Release
 
 PATH = Path(__file__).with_name("torch_names.json")
 DIGEST_BYTES = 3  # one in 1,200 unknown names is taken for a known one

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precast._abi.label import Label
-from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder.tables import MatrixError, Table
+from precast.core.label import Label
+from precast.core.version import CudaVersion, Release, TorchVersion
 
 _CXX_STANDARDS = (17, 20)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from precast._abi.capability import ComputeCapability
-from precast._abi.value import value
-from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast.core.capability import ComputeCapability
+from precast.core.value import value
+from precast.core.version import CudaVersion, Release, TorchVersion
 
 # The first driver branch with each CUDA version (CUDA Toolkit release notes, table 3).
 _BRANCHES = {525: (12, 0), 530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5), 560: (12, 6)}

@@ -16,19 +16,13 @@ from pathlib import Path
 from posixpath import normpath
 from typing import Any
 
-from precast._abi.build_info import (
-    GUARD_MARK,
-    MAX_FILE_BYTES,
-    MAX_MANIFEST_BYTES,
-    BuildInfo,
-    HostFile,
-    ManifestError,
-)
-from precast._abi.capability import DeviceCode, GpuTarget
-from precast._abi.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi
-from precast._abi.value import value
-from precast._abi.version import Release
-from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, files, torch_names
+from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, torch_names
+from precast.core import files
+from precast.core.capability import DeviceCode, GpuTarget
+from precast.core.manifest import GUARD_MARK, MAX_FILE_BYTES, MAX_MANIFEST_BYTES, BuildInfo, HostFile, ManifestError
+from precast.core.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi
+from precast.core.value import value
+from precast.core.version import Release
 from precast.errors import KernelError
 
 NAME = re.compile(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from precast._abi.capability import TargetKind
 from precast._abi.violation import Violation
 from precast._builder import alternatives, bindings, dlopen
 from precast._builder.xray import Contents, Library
 from precast._builder.xray_verdict import is_foreign
+from precast.core.capability import TargetKind
 
 _MANYLINUX = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _PLATFORM = re.compile(r"(manylinux(?:1|2010|2014)|manylinux_(\d+)_(\d+)|linux)_(x86_64|aarch64)")

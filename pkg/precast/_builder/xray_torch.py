@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from precast._abi.version import Release, TorchVersion
 from precast._builder import torch_names
 from precast._builder.verdicts import Verdict
 from precast._builder.xray import Contents, Library
+from precast.core.version import Release, TorchVersion
 
 
 def judge(contents: Contents, library: Library, torch: TorchVersion | None) -> Verdict | None:

@@ -1,6 +1,6 @@
 """Judge what ``xray`` read: whether it works on one machine.
 
-A library is judged by the same :func:`precast._abi.decide.choose_library` that chooses ours, and device code behind a
+A library is judged by the same :func:`precast.core.choose.library` that chooses ours, and device code behind a
 manifest by the same :func:`precast._abi.decide.choose_image`.
 """
 
@@ -11,17 +11,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
-from precast._abi.decide import Case, choose_image, choose_library
-from precast._abi.decision import JIT_CANDIDATE, Need, Rejection
-from precast._abi.host import Gpu, Host, TorchInfo
-from precast._abi.label import Label
+from precast._abi.decide import Case, choose_image
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import Exact, Stable
-from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import alternatives, dlopen, torch_names, xray_torch
 from precast._builder.verdicts import ORDER, YES, Machine, Verdict, worst
 from precast._builder.xray import Contents, Library
+from precast.core import choose
+from precast.core.host import Gpu, Host, TorchInfo
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, HostFile, HostKind
+from precast.core.reasons import JIT_CANDIDATE, Need, Rejection
+from precast.core.torch_abi import Exact, Stable
+from precast.core.version import CudaVersion, Release, TorchVersion
 
 # Libraries of torch, CUDA and OpenMP. A copy in the wheel would be loaded as a second one in the same process.
 _CUDA = (
@@ -169,8 +170,8 @@ def _process(library: Library, machine: Machine) -> Verdict:
         torch = TorchVersion.parse(f"{file.abi.floor}.0")
     elif machine.torch is None and isinstance(file.abi, Exact):
         torch, cxx11 = TorchVersion.parse(f"{file.abi.release}.0"), file.abi.cxx11
-    case = Case(_host(file, torch, cxx11, machine), _info(file), _AOT, Need(file.families[0], "cpu"), {})
-    return _rejected(choose_library(case).rejections)
+    asked = choose.Asked(_host(file, torch, cxx11, machine), _info(file), file.families[0], {})
+    return _rejected(choose.library(asked).rejections)
 
 
 def _rejected(rejections: Iterable[Rejection]) -> Verdict:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from precast._abi import explain
-from precast._abi.decision import Reason, Rejection
 from precast._cli import output, screen
+from precast.core import explain
+from precast.core.reasons import Reason, Rejection
 
 Json = dict[str, Any]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from precast._abi.decision import Reason
 from precast._cli import output, status
+from precast.core.reasons import Reason
 from precast.errors import block
 
 Json = dict[str, Any]

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._builder import cache_tools, failure, files
+from precast._builder import cache_tools, failure
 from precast._builder.cache import LAYOUT, default_root
 from precast._cli import doctor, output, status
 from precast._load import probe
+from precast.core import files
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precast._abi import remedy, toolkits
-from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
+from precast._abi.arch_list import parse_arch_list
 from precast._abi.decision import BuildAdapter, BuildHost, BuildImage, Refuse
-from precast._abi.host import Builders
 from precast._abi.settings import JitMode, Settings
 from precast._builder.catalogue import Family
 from precast._cli import names, output, status
 from precast._load import jit, probe, report, verdict
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.host import Builders
 from precast.errors import JitDisabled, KernelError, KernelUnavailable
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.capability import ComputeCapability
-from precast._abi.version import Release, TorchVersion
 from precast._builder import alternatives, torch_names, verdicts, xray, xray_problems, xray_verdict
 from precast._cli import output, status
+from precast.core.capability import ComputeCapability
+from precast.core.version import Release, TorchVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

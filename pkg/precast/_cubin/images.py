@@ -14,9 +14,9 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from precast._abi.capability import GpuTarget
-from precast._abi.value import value
-from precast._abi.version import CudaVersion
+from precast.core.capability import GpuTarget
+from precast.core.value import value
+from precast.core.version import CudaVersion
 from precast.errors import KernelIncompatible
 
 _MAGIC = b"\x89precast images\n"

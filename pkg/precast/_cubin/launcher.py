@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from precast._abi.version import CudaVersion
 from precast._cubin import images, launch
 from precast._cubin.images import Entry, Image, Usage
-from precast._load import downstream
+from precast._load import images as of_package
+from precast.core.version import CudaVersion
 
 Plain = Mapping[str, Mapping[str, Sequence[Any]]]
 
@@ -60,14 +60,14 @@ def shipped(module: str) -> dict[int, tuple[Image, ...]]:
     package, _, name = module.rpartition(".")
     found = []
     for family, facts in entries.items():
-        by_gpu = downstream.images(package, family)
+        by_gpu = of_package.images(package, family)
         source = family.removeprefix(f"{name}__")
         found.append({gpu: _image(source, one, facts) for gpu, one in by_gpu.items()})
     whole = set[int].intersection(*(set(by_gpu) for by_gpu in found))
     return {gpu: tuple(by_gpu[gpu] for by_gpu in found) for gpu in sorted(whole)}
 
 
-def _image(source: str, one: downstream.Image, facts: Mapping[str, Sequence[Any]]) -> Image:
+def _image(source: str, one: of_package.Image, facts: Mapping[str, Sequence[Any]]) -> Image:
     target = str(one.target)
     entries = {
         name: Entry(symbol, tuple(parameters), Usage(*used[target]) if target in used else None)

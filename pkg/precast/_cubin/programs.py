@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from precast._abi.capability import GpuTarget
-from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion
 from precast._builder import closure, device, flags, nvrtc, toolchain
 from precast._builder.cache import Artifact, BuildKey
 from precast._cubin import images
 from precast._load import jit
 from precast._load.progress import Progress
 from precast._load.source import Source
+from precast.core.capability import GpuTarget
+from precast.core.host import Nvrtc
+from precast.core.version import CudaVersion
 from precast.errors import BuildFailed, KernelUnavailable
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from precast._abi.decision import BuildAdapter, BuildHost, BuildImage, Refuse
-from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._builder import cache_tools
 from precast._builder.cache import BuildKey, Cache, open_cache
 from precast._builder.catalogue import Family
 from precast._load import jit
 from precast._load.choose import Choice
+from precast.core.host import Builders
 
 Json = dict[str, Any]
 Build = BuildHost | BuildAdapter | BuildImage

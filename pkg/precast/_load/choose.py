@@ -7,14 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decide import decide
-from precast._abi.decision import Decision, Need, Refuse, Unopened, needs_builders
-from precast._abi.host import Builders, Host
+from precast._abi.decision import Decision, Refuse, needs_builders
 from precast._abi.settings import JitMode, Settings
-from precast._abi.value import value
-from precast._builder import catalogue, files
+from precast._builder import catalogue
 from precast._load import prebuilt, probe
+from precast.core import files, verify
+from precast.core.host import Builders, Host
+from precast.core.manifest import BuildInfo, DeviceFile, HostFile
+from precast.core.reasons import Need, Unopened
+from precast.core.value import value
 
 if TYPE_CHECKING:
     from precast._abi.twin import Twin
@@ -119,11 +121,11 @@ def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str | Unope
     for name, file in dict(_shipped(decision)).items():
         try:
             contents[name] = prebuilt.verified_bytes(file)
-        except prebuilt.Damaged as error:
+        except verify.Damaged as error:
             damaged[name] = str(error)
             continue
         if isinstance(file, HostFile) and files.is_noexec(prebuilt.C_DIR / file.path):
-            from precast._load import unopened  # an intact file that cannot be opened is rare
+            from precast.core import unopened  # an intact file that cannot be opened is rare
 
             damaged[name] = unopened.noexec(prebuilt.C_DIR / file.path)
     return contents, damaged

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.value import value
 from precast._builder.catalogue import Family
+from precast.core.value import value
 from precast.errors import KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precast._abi.capability import GpuTarget
 from precast._abi.decision import BuildAdapter
-from precast._abi.host import Builders, Compiler
 from precast._abi.settings import Settings
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
 from precast._builder.entry import LOG_NAME
@@ -17,6 +15,8 @@ from precast._builder.roots import search_path
 from precast._load import unopened
 from precast._load.progress import Progress
 from precast._load.source import Source
+from precast.core.capability import GpuTarget
+from precast.core.host import Builders, Compiler
 
 if TYPE_CHECKING:
     from precast._builder.flags import CpuLevel
@@ -71,9 +71,10 @@ def _tools(what: str, builders: Builders) -> tuple[Compiler, str]:
 
 def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:
     """The one CPU level that this machine uses. It is part of the key, so different machines can share a cache."""
-    from precast._builder import flags, toolchain
+    from precast._builder import flags
+    from precast.core import probe
 
-    machine, features = platform.machine(), toolchain.cpu_features()
+    machine, features = platform.machine(), probe.cpu_features()
     if settings.cpu_level is not None:
         return (flags.named_level(machine, features, settings.cpu_level),)
     return (flags.best_level(machine, features),)

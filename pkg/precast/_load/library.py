@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precast._abi.capability import ComputeCapability, GpuTarget
+from precast.core.capability import ComputeCapability, GpuTarget
 from precast.errors import KernelError, KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:

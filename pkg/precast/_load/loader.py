@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from precast._abi.build_info import DeviceFile, HostFile
-from precast._abi.capability import GpuTarget
 from precast._abi.decision import (
     OWN_FUNCTIONS,
     Binding,
@@ -25,9 +23,7 @@ from precast._abi.decision import (
     BuildImage,
     BuildJit,
     OwnFunctions,
-    Reason,
     Refuse,
-    Unopened,
     UsePrebuilt,
     all_rejections,
 )
@@ -38,6 +34,9 @@ from precast._load.handover import Define
 from precast._load.library import CannotAttach, CannotOpen, HostLibrary, adapter_table
 from precast._load.source import Loaded, Source
 from precast._load.system import after_fork_in_child, require_linux
+from precast.core.capability import GpuTarget
+from precast.core.manifest import DeviceFile, HostFile
+from precast.core.reasons import Reason, Unopened
 from precast.errors import KernelUnavailable
 
 _log = logging.getLogger("precast")
@@ -228,8 +227,9 @@ def _pass_over(
         return
     assert source is not None  # every other piece is a file
     from precast._load import unopened
+    from precast.core.unopened import why
 
-    reason = unopened.why(source.path, str(error)) if isinstance(error, CannotOpen) else None
+    reason = why(source.path, str(error)) if isinstance(error, CannotOpen) else None
     if reason is not None and reason.passing:
         raise unopened.passing(source.path, reason) from error
     if not isinstance(piece, HostFile):
@@ -245,8 +245,8 @@ def _pass_over(
 def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
     if isinstance(decision.host, HostFile):
         return Source("prebuilt", prebuilt.C_DIR / decision.host.path, str(decision.host.abi))
-    from precast._abi import explain
     from precast._load import jit
+    from precast.core import explain
 
     why = explain.top_reason(decision.rejections, "host")
     return jit.build_host(choice.need.family, choice.builders, choice.settings, why)
@@ -256,8 +256,8 @@ def _torch_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source | 
     """What gives the library torch's functions, built if it must be."""
     binding = decision.binding
     if isinstance(binding, BuildAdapter):
-        from precast._abi import explain
         from precast._load import jit
+        from precast.core import explain
 
         why = explain.top_reason(decision.rejections, "torch")
         return jit.build_adapter(binding, choice.builders, choice.settings, why)
@@ -301,8 +301,8 @@ def _set_images(
     targets = list(dict.fromkeys(image.target for _, image in decision.images if isinstance(image, BuildImage)))
     built: Mapping[GpuTarget, Source] = {}
     if targets:
-        from precast._abi import explain
         from precast._load import jit
+        from precast.core import explain
 
         why = explain.top_reason(r for r in decision.rejections if r.piece != "host")
         built = jit.build_images(family, targets, choice.builders, choice.settings, why)
@@ -330,7 +330,7 @@ def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built
     if not built:
         library.register(family.name, key)
     else:
-        from precast._load import dangling
+        from precast.core import dangling
 
         with dangling.refused(library.path):
             library.register(family.name, key)
@@ -370,7 +370,7 @@ def _warn(choice: Choice) -> None:
     for note in choice.decision.notes:
         _log.warning("%s: %s", choice.need.family, note)
     for index, rejections in choice.decision.refused:
-        from precast._abi import explain
+        from precast.core import explain
 
         why = explain.top_reason(rejections)
         _log.warning("%s does not run on GPU %d: %s", choice.need.family, index, why)

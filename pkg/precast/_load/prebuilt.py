@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import precast
-from precast._abi.build_info import MAX_MANIFEST_BYTES, BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.host import Host
-from precast._builder import files
 from precast._version import __version__
+from precast.core import files, verify
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.host import Host
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast.core.verify import Damaged
 from precast.errors import KernelIncompatible
 
 C_DIR = Path(precast.__file__).resolve().parent / "_C"
-MANIFEST = "build_info.json"
 _DIGEST_BYTES = 100
-
-
-class Damaged(Exception):
-    """A file does not match the manifest; the text says how it differs."""
 
 
 class NoLzma(Exception):
@@ -31,19 +26,10 @@ class NoLzma(Exception):
 
 def load_build_info(folder: Path | None = None) -> BuildInfo | None:
     """The manifest of this installation; None for a pure wheel and for a checkout, which have no manifest."""
-    path = (folder or C_DIR) / MANIFEST
     try:
-        text = files.read(path, MAX_MANIFEST_BYTES).decode()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _bad_manifest(path, error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise _bad_manifest(path, str(error)) from error
-    try:
-        return BuildInfo.from_json(text)
-    except ManifestError as error:
-        raise _bad_manifest(path, str(error)) from error
+        return verify.read_manifest(folder or C_DIR)
+    except verify.BadManifest as error:
+        raise _bad_manifest(error) from error.__cause__
 
 
 def judged(host: Host, info: BuildInfo | None) -> Host:
@@ -81,23 +67,10 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
 
     Raises Damaged or NoLzma. A file is unpacked only if its hash is right, and only up to the end of the image.
     """
-    path = (folder or C_DIR) / file.path
-    try:
-        content = files.read(path, file.bytes)
-    except FileNotFoundError:
-        raise Damaged("missing") from None
-    except files.WrongSize as error:
-        raise Damaged(f"it has {error.size} bytes instead of {file.bytes}") from error
-    except OSError as error:
-        raise Damaged(f"unreadable: {error.strerror or error}") from error
-    if len(content) != file.bytes:
-        raise Damaged(f"it has {len(content)} bytes instead of {file.bytes}")
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != file.sha256:
-        raise Damaged("checksum mismatch")
+    found = verify.content(file, folder or C_DIR)
     if not isinstance(file, DeviceFile):
-        return content  # the dynamic linker reads a host library's header before any of its code runs
-    image = _unpacked(content, file)
+        return found  # the dynamic linker reads a host library's header before any of its code runs
+    image = _unpacked(found, file)
     _check_target(file.target, image)
     return image
 
@@ -144,13 +117,13 @@ def _ptx_target(content: bytes) -> str:
     return match[1].decode()
 
 
-def _bad_manifest(path: Path, what: str) -> KernelIncompatible:
+def _bad_manifest(error: verify.BadManifest) -> KernelIncompatible:
     from precast._builder import installer
 
     jit = "export PRECAST_JIT=jit  # builds here, and ignores what is prebuilt"
     return KernelIncompatible(
         "the list of prebuilt files cannot be read, so none of them is loaded",
-        found=f"{path}: {what}",
-        needed=f"the {MANIFEST} that the build wrote",
+        found=str(error),
+        needed=f"the {verify.MANIFEST} that the build wrote",
         fix=[*filter(None, [installer.restore_command()]), jit],
     )

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from precast._abi import explain
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi import remedy
 from precast._abi.decision import (
     OWN_FUNCTIONS,
     BuildAdapter,
@@ -23,16 +22,18 @@ from precast._abi.decision import (
     BuildImage,
     OwnFunctions,
     Refuse,
-    Rejection,
     all_rejections,
 )
-from precast._abi.host import Host
 from precast._abi.settings import VARIABLES, JitMode, Settings, is_on
 from precast._abi.twin import Twin
 from precast._builder.catalogue import Family
-from precast._load import gpus, prebuilt, probe, verdict
+from precast._load import prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
 from precast._version import __version__
+from precast.core import explain, gpus, verify
+from precast.core.host import Host
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast.core.reasons import Rejection
 from precast.errors import KernelError, KernelUnavailable, block
 
 Json = dict[str, Any]
@@ -146,7 +147,7 @@ def describe_build(examination: Examination) -> Json:
         "host_files": [file.path for file in info.host] if info else [],
         "device_files": [image.name for image in info.device] if info else [],
         "device_paths": {image.name: image.path for image in info.device} if info else {},
-        "manifest": str(prebuilt.C_DIR / prebuilt.MANIFEST),
+        "manifest": str(prebuilt.C_DIR / verify.MANIFEST),
         "manifest_error": error,
         "note": note,
         "remedy": fix,
@@ -269,7 +270,7 @@ def _why_not_written(root: Path) -> str | None:
 
 def environment_line(examination: Examination) -> str:
     """The host in one line, as in the errors."""
-    return explain.environment(examination.host, examination.manifest[0], __version__)
+    return explain.environment(examination.host, remedy.judge(examination.manifest[0]))
 
 
 def _describe_piece(

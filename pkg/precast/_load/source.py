@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from precast._abi.value import value
+from precast.core.value import value
 
 Kind = Literal["prebuilt", "cache", "jit", "torch", "package", "triton"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.host import Stale
-from precast._builder import files, sources
+from precast._builder import sources
 from precast._version import __version__
+from precast.core import files
+from precast.core.host import Stale
+from precast.core.manifest import BuildInfo
 from precast.errors import KernelError
 
 _PACKAGE = Path(__file__).resolve().parents[1]

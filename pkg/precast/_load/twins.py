@@ -6,13 +6,13 @@ import logging
 import time
 from typing import Any
 
-from precast._abi import explain
 from precast._abi.decision import all_rejections
 from precast._abi.twin import Twin
 from precast._builder.catalogue import Family
 from precast._load import handover
 from precast._load.choose import Choice
 from precast._load.source import Loaded, Source
+from precast.core import explain
 
 _log = logging.getLogger("precast")
 

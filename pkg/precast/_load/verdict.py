@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from precast._abi import explain, remedy
-from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.decision import (
-    FROM_SOURCE,
-    TRITON_CANDIDATE,
-    Need,
-    Reason,
-    Refuse,
-    Rejection,
-    all_rejections,
-)
-from precast._abi.host import Host
+from precast._abi import remedy
+from precast._abi.decision import FROM_SOURCE, Refuse, all_rejections
 from precast._abi.settings import JitMode, Settings
 from precast._builder.catalogue import Family
 from precast._load import library, prebuilt, probe
 from precast._load.choose import Choice, choose
 from precast._load.source import Source
-from precast._version import __version__
+from precast.core import explain
+from precast.core.host import Host
+from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.reasons import TRITON_CANDIDATE, Need, Reason, Rejection
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
 
 _DOCTOR = "python -m precast doctor"
@@ -101,7 +94,7 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
     return KernelIncompatible(
         f"{choice.need.family}: the library built for this machine cannot be opened",
         found=f"{host.path}: {what}",
-        env=explain.environment(choice.host, choice.build_info, __version__),
+        env=explain.environment(choice.host, remedy.judge(choice.build_info)),
         fix=f"report this, with the output of: {_DOCTOR} --json",
     )
 
@@ -142,12 +135,12 @@ def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailabl
 
 def _explain(headline: str, choice: Choice, rejections: Iterable[Rejection]) -> str:
     rejections = tuple(rejections)
-    env = explain.environment(choice.host, choice.build_info, __version__)
-    actions = explain.actions_for(rejections, fixer(choice))
+    env = explain.environment(choice.host, remedy.judge(choice.build_info))
+    actions = remedy.actions_for(rejections, fixer(choice))
     return explain.explain(explain.headline(headline, rejections), rejections, env, actions, _DOCTOR)
 
 
-def fixer(choice: Choice) -> explain.Fix:
+def fixer(choice: Choice) -> remedy.Fix:
     """What finds the command that removes a reason against a candidate, for a person who is told of it."""
     host = choice.host
     if host.installer is None and host.system == "Linux":

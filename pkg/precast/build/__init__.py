@@ -4,12 +4,12 @@
 
     from setuptools import setup
     from torch.utils.cpp_extension import CUDAExtension
-    from precast.build import BuildExtension, StableExtension, ext_modules
+    from precast.build import BuildExtension, DeviceExtension, StableExtension, ext_modules
 
     setup(
         name="blog-ops",
         packages=["blog_ops"],
-        install_requires=["precast"],
+        install_requires=["precast"],  # for the DeviceExtension
         ext_modules=ext_modules(
             CUDAExtension("blog_ops.fused", ["csrc/fused.cpp", "csrc/fused.cu"]),  # for this Python, torch and CUDA
             StableExtension("blog_ops.scale", ["csrc/scale.cpp"]),  # C++ on the stable ABI: for every torch >= 2.10
@@ -19,9 +19,10 @@
     )
 
 The compiled files go to ``blog_ops/_C``, with a manifest ``build_info.json`` in the same schema as precast's own. A
-guard takes the place of each module. So ``from blog_ops import fused`` first checks that the library fits this Python,
-torch, CUDA and C library, and raises KernelIncompatible with the reasons if it does not. An extension on the stable
-ABI registers its ops for ``torch.ops``; any other module exports its functions to Python.
+guard takes the place of each module, and a copy of precast's core goes along as ``blog_ops/_precast``. So ``from
+blog_ops import fused`` first checks that the library fits this Python, torch, CUDA and C library, and raises an
+ImportError with the reasons if it does not, without precast. An extension on the stable ABI registers its ops for
+``torch.ops``; any other module exports its functions. Only a DeviceExtension needs precast where it is installed.
 
 A wheel with only stable libraries and device code is tagged ``py3-none``; one with a module for one Python, ``cp311``.
 ``python -m precast.build --audit WHEEL`` checks a finished wheel against its manifest, and
@@ -35,9 +36,8 @@ Signatures::
                     extra_link_args=())
     DeviceExtension(name, sources, *, targets=(), include_dirs=(), defines={}, instances={}, flags=(), ops={})
     labelled(version, extensions) -> "1.0+cu130.torch2.13", or the plain version if one wheel serves every torch
-    guard(module): called by guard modules; load_library(package, name) does the same without a guard module
-    answer(): called by the package of a guarded wheel, so that torch.ops.load_library opens what is behind a guard
-    editable(module, file, root, sources): called by the modules of an editable install, warns if a source is newer
+    load_library(package, name): does what a guard does, without a guard module
+    guard(module), answer(), editable(...): called by wheels that were built before they took the core along
     launcher(module, entries, ops): called by the module that is made of a DeviceExtension
     images(package, name) -> {GPU index: Image} of a DeviceExtension, for the visible GPUs
 """
@@ -47,11 +47,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from precast._cubin.launcher import launcher
-    from precast._load.answers import answer
-    from precast._load.downstream import guard, images, load_library
-    from precast._load.edited import editable
+    from precast._load.images import images
     from precast.build.command import BuildExtension
     from precast.build.extensions import DeviceExtension, StableExtension, ext_modules, labelled
+    from precast.core.edited import editable
+    from precast.core.opening import guard, load_library
+    from precast.core.patching import patch_loader as answer
 
 __all__ = [
     "BuildExtension",
@@ -73,14 +74,15 @@ _HOMES = {
     "DeviceExtension": "precast.build.extensions",
     "StableExtension": "precast.build.extensions",
     "ext_modules": "precast.build.extensions",
-    "answer": "precast._load.answers",
-    "editable": "precast._load.edited",
+    "answer": "precast.core.patching",
+    "editable": "precast.core.edited",
     "labelled": "precast.build.extensions",
-    "guard": "precast._load.downstream",
+    "guard": "precast.core.opening",
     "launcher": "precast._cubin.launcher",
-    "images": "precast._load.downstream",
-    "load_library": "precast._load.downstream",
+    "images": "precast._load.images",
+    "load_library": "precast.core.opening",
 }
+_NAMES = {"answer": "patch_loader"}  # of wheels that were guarded before they took a core along
 
 
 def __getattr__(name: str) -> "Any":
@@ -88,7 +90,7 @@ def __getattr__(name: str) -> "Any":
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOMES[name]), _NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:

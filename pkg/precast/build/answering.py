@@ -1,4 +1,4 @@
-"""The line in a package's ``__init__.py`` that lets torch open its guards: where it belongs, and whether it is there.
+"""The line of ``--patch-loader`` in a package's ``__init__.py``: where it belongs, and whether it is there.
 
 It is put between statements, never between lines, and the result must mean the same but for that statement.
 """
@@ -11,10 +11,10 @@ import re
 import tokenize
 from collections.abc import Iterator, Mapping
 
-from precast.build import wheel
+from precast.core.manifest import GUARD_MARK
 from precast.errors import KernelError
 
-_CALL = "__import__('precast.build').build.answer()"
+_CALL = "__import__('_precast.patching', globals(), None, ['patch_loader'], 1).patch_loader()"
 LINE = f"{_CALL}  # precast.build: torch.ops.load_library opens what fits"
 _ASKS = b"ops.load_library"
 _NEWLINE = re.compile(r"\r\n?|\n")
@@ -24,7 +24,7 @@ _SAME_LINE = re.compile(r"(?:[ \t\f;]|\\(?:\r\n?|\n))*")
 
 def asking(files: Mapping[str, bytes]) -> list[str]:
     """The ``__init__.py`` that runs first in each package in which torch opens a guard, made for that or not."""
-    guards = {where for where, text in files.items() if text == wheel.GUARD.encode()}
+    guards = {where for where, text in files.items() if text.startswith(GUARD_MARK.encode())}
     asked = [where for where in guards if where.endswith(".so")]
     asked += [where for where, text in files.items() if guards and where.endswith(".py") and _ASKS in text]
     return sorted({first for where in asked for first in [_first(where, files)] if first is not None} - guards)

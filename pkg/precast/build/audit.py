@@ -12,19 +12,22 @@ import csv
 import hashlib
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, HostKind, by_file
-from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
 from precast._builder import bindings, elf, fatbin, packing, xray, xray_verdict
 from precast._load import prebuilt
-from precast._load.downstream import FOLDER
-from precast.build import answering, finished, ownership, trial, wheel
+from precast.build import alone, answering, calls, described, device, finished, ownership, trial, wheel
+from precast.core import verify
+from precast.core.manifest import BuildInfo, DeviceFile, HostFile, HostKind, by_file
+from precast.core.opening import FOLDER
+from precast.core.torch_abi import AbiKind
 from precast.errors import KernelError
 
+_GUARD_BYTES = 4096  # more than a guard has
 REQUIRES = re.compile(r"(?m)^(?:Requires-Dist: )?precast\b(?![\w.-])", re.IGNORECASE)
 
 
@@ -76,10 +79,10 @@ def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Viol
         folder = manifest.parent.relative_to(root).as_posix()
         listed |= set() if info is None else {finished.at(folder, where) for where in info.files}
     if not infos and not found:
-        found.append(Violation("manifest", match[0], f"a {FOLDER}/{prebuilt.MANIFEST} in a package", "none"))
+        found.append(Violation("manifest", match[0], f"a {FOLDER}/{verify.MANIFEST} in a package", "none"))
     found += _tag(match, infos)
     found += _bundled(root, listed)
-    found += _answered(root)
+    found += _stands_alone(root, infos)
     at_top = {where for where in listed if "/" not in where}  # the library of a module of no package
     found += ownership.strangers({*_names(root)} - at_top, match["name"])
     found += _metadata(root, match, infos)
@@ -91,7 +94,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _manifests(root: Path) -> list[Path]:
-    return sorted(root.rglob(f"{FOLDER}/{prebuilt.MANIFEST}"))
+    return sorted(root.rglob(f"{FOLDER}/{verify.MANIFEST}"))
 
 
 def _guards(root: Path) -> Iterator[str]:
@@ -112,7 +115,7 @@ def _guard(folder: Path, file: HostFile) -> Path | None:
     if folder.parent.name == name:
         beside.append(folder.parent / "__init__.py")
     beside += sorted(folder.parent.rglob(f"{name}.so"))  # a library that one of this package links
-    return next((path for path in beside if path.is_file() and _text(path) == wheel.GUARD), None)
+    return next((path for path in beside if path.is_file() and wheel.is_guard(_text(path))), None)
 
 
 def _text(path: Path) -> str:
@@ -136,7 +139,7 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
     for file in every:
         try:
             data = prebuilt.verified_bytes(file, folder)
-        except prebuilt.Damaged as error:
+        except verify.Damaged as error:
             yield Violation("bytes", file.name, "the file that was built", str(error))
             continue
         if isinstance(file, HostFile):
@@ -235,19 +238,54 @@ def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]
             yield Violation("tag", name[0], f"a platform of {machine}", name["platform"])
 
 
-def _answered(root: Path) -> Iterator[Violation]:
-    """Each package in which torch opens guards must let it do so before anything else, wherever the wheel is for."""
-    sources = {where: _source(root / where) for where in _names(root) if where.endswith((".py", ".so"))}
-    for where in answering.asking(sources):
-        why = answering.why_not(sources[where], where)
-        if why is not None:
-            yield Violation("answer", where, f"{answering.LINE.partition('  ')[0]} as its first statement", why)
+def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Violation]:
+    """Guards, the copies of the core and the changed calls are what the manifests say, wherever the wheel is for."""
+    names = set(_names(root))
+    sources = {where: _source(root / where) for where in names if where.endswith((".py", ".so"))}
+    guards = {where for where, content in sources.items() if wheel.is_guard(content.decode("utf-8", "replace"))}
+    guards -= {where for where in guards if sources[where].startswith(device.MARK)}
+    for where in sorted(guards):
+        if sources[where] != alone.text(where, names).encode():
+            yield Violation("guard", where, "the text of a guard", "another text")
+    copies = {alone.home(where, names) for where in guards}
+    stated = {info.core for info in infos if info.host}
+    for place in sorted(copies):
+        folder = root / place / alone.COPY
+        found = alone.digest({path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()})
+        if stated != {next(iter(stated), None)} or (next(iter(stated)) or ("", ""))[1] != found:
+            wanted = ", ".join(sorted(str(one and one[1][:12]) for one in stated))
+            yield Violation("core", f"{place}/{alone.COPY}", f"the copy of which a manifest says {wanted}", found[:12])
+    if any(info.patches_loader for info in infos):
+        for where in answering.asking(sources):
+            why = answering.why_not(sources[where], where)
+            if why is not None:
+                yield Violation("answer", where, f"{answering.LINE.partition('  ')[0]} as its first statement", why)
+    elif guards:
+        yield from _called(sources, guards, {line for info in infos for line in info.changed})
+
+
+def _called(sources: Mapping[str, bytes], guards: Collection[str], listed: Collection[Any]) -> Iterator[Violation]:
+    """Each call that opens a guard by its path goes through the copy, and the manifests list its line."""
+    there = set[tuple[str, str]]()
+    try:
+        for where, one in calls.of_wheel(alone.without_copies(sources), guards):
+            there |= {(f"{where}:{number}", line) for number, line in calls.in_place(one)}
+            if calls.through(one, alone.COPY, 1) != sources[where]:
+                yield Violation("calls", where, "calls that open a library through the core", "one that does not")
+    except KernelError as error:
+        yield Violation("calls", error.what, "a call that a guard can change", str(error.found))
+    for place, line in sorted(there ^ set(listed)):
+        yield Violation("calls", place, "the lines that the manifests list", line)
+
+
+def _python(root: Path) -> list[str]:
+    return [where for where in _names(root) if where.endswith(".py")]
 
 
 def _source(path: Path) -> bytes:
     """A Python file; of a library so much that a guard differs from it."""
     with path.open("rb") as file:
-        return file.read() if path.suffix == ".py" else file.read(len(wheel.GUARD) + 1)
+        return file.read() if path.suffix == ".py" else file.read(_GUARD_BYTES)
 
 
 def _bundled(root: Path, listed: Collection[str]) -> Iterator[Violation]:
@@ -260,7 +298,7 @@ def _bundled(root: Path, listed: Collection[str]) -> Iterator[Violation]:
             continue  # where strays are found
         elif path.suffix == finished.SUFFIX:
             yield Violation("strays", where, "the files that the manifests list", "one more")
-        elif _text(path) != wheel.GUARD and _could_be_guarded(where, path.read_bytes()):
+        elif not wheel.is_guard(_text(path)) and _could_be_guarded(where, path.read_bytes()):
             yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")
 
 
@@ -281,8 +319,9 @@ def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> It
         return
     said = message_from_bytes(metadata.read_bytes())
     requires = said.get_all("Requires-Dist") or []
-    if any(info.host or info.device for info in infos) and not any(REQUIRES.match(text) for text in requires):
-        yield Violation("requirements", "METADATA", "Requires-Dist: precast, which the guards import", str(requires))
+    why = described.why_precast(infos, alone.importing({where: _source(root / where) for where in _python(root)}))
+    if why and not any(REQUIRES.match(text) for text in requires):
+        yield Violation("requirements", "METADATA", f"Requires-Dist: precast, because {why}", str(requires))
     public, _, local = name["version"].partition("+")
     for info in infos:
         if info.version != public:

@@ -15,13 +15,10 @@ import setuptools
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-from precast._abi.build_info import BuildMode, HostFile
-from precast._abi.label import Label
 from precast._builder import failure, provenance, toolchain
-from precast._load import edited, prebuilt, probe
-from precast._load.downstream import inside
+from precast._load import probe
 from precast.build import (
-    answering,
+    alone,
     described,
     device,
     facts,
@@ -34,6 +31,10 @@ from precast.build import (
 )
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.build.finished import Finished, Folder
+from precast.core import edited, verify
+from precast.core.label import Label
+from precast.core.manifest import BuildMode, HostFile
+from precast.core.opening import inside
 from precast.errors import KernelError
 
 _OURS = (StableExtension, DeviceExtension)
@@ -148,7 +149,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         package, _, name = fullname.rpartition(".")
         folder = _manifest_folder(package)
         if isinstance(extension, DeviceExtension):
-            return str(folder / prebuilt.MANIFEST)
+            return str(folder / verify.MANIFEST)
         if isinstance(extension, StableExtension):
             return str(folder / "host" / f"{name}.so")
         return str(folder / "host" / Path(super().get_ext_filename(fullname)).name)
@@ -160,13 +161,16 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     def copy_extensions_to_source(self) -> None:
         """Copy everything next to the sources, because an editable install imports from there."""
         modules = {_guard(extension): [*extension.sources, *extension.depends] for extension in self.extensions}
+        device_modules = {_guard(one) for one in self.extensions if isinstance(one, DeviceExtension)}
+        names = {where.as_posix() for where in self._made} | self._packages_here(modules)
         for relative in self._made:
             target = self._in_source(relative)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(self.build_lib) / relative, target)
             if relative in modules:
+                core = "precast.core" if relative in device_modules else alone.reach(relative.as_posix(), names)
                 with target.open("a", encoding="utf-8") as file:
-                    file.write(edited.LINE.format(root=str(Path.cwd()), sources=modules[relative]))
+                    file.write(edited.LINE.format(core=core, root=str(Path.cwd()), sources=modules[relative]))
 
     def get_outputs(self) -> list[str]:
         """Every file that this command wrote."""
@@ -228,7 +232,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         name, version = self.distribution.get_name(), self.distribution.get_version()
         guards = frozenset(_guard(one).as_posix() for one in every) - modules.keys()
         known = provenance.of(Path.cwd())
-        files, infos = merging.behind_guards(
+        data, infos = merging.behind_guards(
             [Finished(Path(name), name, version, "", label, {}, folders, guards)],
             mode=BuildMode.MACHINE if self._settings.label is None else BuildMode.RELEASE,
             commit=known.commit,
@@ -236,14 +240,19 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             source_digest=wheel.digest(path for one in every for path in (*one.sources, *one.depends)),
             compilers=tuple(sorted(self._compilers.items())),
         )
-        files |= modules
         _drop_strays(Path(self.build_lib), folders)
-        self._made = tuple(map(Path, files))
-        files = self._packages(files) | ({} if self.editable_mode else device.shipped(every)) | files
-        files |= {where: answering.answering(files[where], where) for where in answering.asking(files)}
+        own = self._packages((*data, *modules, *guards)) | ({} if self.editable_mode else device.shipped(every))
+        names = dict.fromkeys(self._packages_here(map(_guard, every)), b"")
+        whole = alone.standing(names | own | modules | data, infos, guards)
+        files = {where: content for where, content in whole.files.items() if where not in names or content}
+        self._made = tuple(Path(where) for where in files if where not in own or where in guards)
         for relative, content in files.items():
             wheel.write_changed(Path(self.build_lib, relative), content)
-        wheel.describe(self.distribution, wheel.tag_of(infos), lambda metadata: described.requiring(metadata, infos))
+        for place, line in whole.changed:
+            print(f"changed {place}: {line}")
+        why = described.why_precast(whole.infos, alone.importing(files))
+        tag = wheel.tag_of(whole.infos)
+        wheel.describe(self.distribution, tag, lambda metadata: described.requiring(metadata, whole.infos, why))
 
     def _host_file(self, extension: Extension) -> HostFile:
         path = Path(self.build_lib) / self.get_ext_filename(extension.name)
@@ -268,6 +277,11 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 needed=f"a torch of {asked}, or no PRECAST_LABEL",
             )
         return label
+
+    def _packages_here(self, modules: Iterable[Path]) -> set[str]:
+        """The ``__init__.py`` of each package around a module, among the sources: an editable install imports those."""
+        around = {folder / "__init__.py" for module in modules for folder in module.parents if folder.parts}
+        return {path.as_posix() for path in around if self._in_source(path).is_file()}
 
     def _packages(self, made: Iterable[str]) -> dict[str, bytes]:
         """The Python files of the wheel in the packages with guards, as build_py has put them there."""

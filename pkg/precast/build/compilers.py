@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from precast._abi.capability import GpuTarget
 from precast.build import flags
+from precast.core.capability import GpuTarget
 
 # A compiler that speaks the C++ of torch's headers, although a package asks for an older one, and that writes neither a
 # folder of this machine nor, if none is asked for by PRECAST_DEBUG=1, what a debugger reads into a library.

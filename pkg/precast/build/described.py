@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo
-from precast._abi.torch_abi import Exact
 from precast._version import __version__
+from precast.core.manifest import BuildInfo
+from precast.core.torch_abi import Exact
 from precast.errors import KernelError
 
 # A requirement on torch or precast, which a guarded wheel states itself.
@@ -92,8 +92,20 @@ def _compared(one: Headers, name: str) -> list[str]:
     return sorted(" ".join(value.split()) for value in values)
 
 
-def requiring(metadata: str, infos: Iterable[BuildInfo]) -> str:
-    """METADATA with precast, and the releases of torch that libraries are for."""
+def why_precast(infos: Iterable[BuildInfo], importing: Iterable[str]) -> str:
+    """Why a wheel needs precast where it is installed; empty if it stands alone."""
+    launched = sorted({image.family for info in infos for image in info.device})
+    if launched:
+        return f"device code is launched from Python: {', '.join(launched)}"
+    first = next(iter(importing), None)
+    return "" if first is None else f"{first} imports it"
+
+
+def requiring(metadata: str, infos: Iterable[BuildInfo], why_precast: str) -> str:
+    """METADATA with the releases of torch that libraries are for, and with precast if there is a reason for it.
+
+    A wheel that was guarded before required precast of its own accord; one that says it itself keeps it.
+    """
     said = parse(metadata.encode("utf-8", "surrogateescape"), "METADATA")
     required = [(found["name"].lower(), text) for text in said.all("Requires-Dist") if (found := _OURS.match(text))]
     kept = [text for text in said.all("Requires-Dist") if not _OURS.match(text)]
@@ -102,7 +114,8 @@ def requiring(metadata: str, infos: Iterable[BuildInfo]) -> str:
     if only:
         names = {word.strip() for text in of_torch for word in (_extras(text) or "").split(",")} - {""}
         of_torch = [f"torch[{','.join(sorted(names))}]{only}" if names else f"torch{only}"]
-    of_precast = [text for name, text in required if name == "precast"] or [f"precast>={__version__}"]
+    said_so = [text for name, text in required if name == "precast"]
+    of_precast = said_so or ([f"precast>={__version__}"] if why_precast else [])
     return str(said.without("Requires-Dist").with_added("Requires-Dist", *kept, *of_torch, *of_precast))
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 
 from setuptools import Extension
 
-from precast._abi.build_info import DeviceFile
-from precast._abi.capability import GpuTarget
-from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._builder import binaries, closure, installer, machine, nvrtc, toolchain
+from precast._builder import binaries, closure, machine, nvrtc, toolchain
 from precast._builder.cache import open_cache
 from precast._cubin import launcher, programs, signature
 from precast._cubin.programs import Programs
 from precast.build.extensions import DeviceExtension
+from precast.core import pip
+from precast.core.capability import GpuTarget
+from precast.core.host import Nvrtc
+from precast.core.manifest import DeviceFile
 from precast.errors import KernelError
 
 MARK = b'"""Made by precast.build: the kernels of '
@@ -109,7 +110,7 @@ def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tu
             f"{extension.name} cannot be built",
             found=looked_at,
             needed="NVRTC in the environment of the build",
-            fix=f'{installer.install_command()} "nvidia-cuda-nvrtc==13.*"  # --no-build-isolation installs nothing',
+            fix=f'{pip.install_command()} "nvidia-cuda-nvrtc==13.*"  # --no-build-isolation installs nothing',
         )
     visible = () if extension.targets or settings.targets() else machine.visible_gpus()
     targets = extension.targets or settings.targets() or tuple(machine.target_for(c, found.targets) for c in visible)

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi import toolkits
-from precast._abi.capability import GpuTarget
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion, TorchVersion
 from precast._builder import failure, lock, process, python, roots, toolchain
 from precast.build import compilers, preflight
+from precast.core.capability import GpuTarget
+from precast.core.label import Label
+from precast.core.version import CudaVersion, TorchVersion
 from precast.errors import KernelError
 
 PACKAGE = Path(__file__).resolve().parents[1]

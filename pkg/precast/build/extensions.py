@@ -9,12 +9,12 @@ from typing import Any
 
 from setuptools import Extension
 
-from precast._abi.capability import GpuTarget
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._abi.version import Release
 from precast._load import probe
 from precast.build import wheel
+from precast.core.capability import GpuTarget
+from precast.core.torch_abi import STABLE_FLOOR, Stable
+from precast.core.version import Release
 from precast.errors import KernelError
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)  # a module of a package

@@ -6,11 +6,11 @@ import sys
 import sysconfig
 from dataclasses import replace
 
-from precast._abi.build_info import HostFile
-from precast._abi.host import TorchInfo
-from precast._abi.label import Label
-from precast._abi.torch_abi import Exact, Stable, is_git_version
 from precast._builder import bindings, elf, xray, xray_verdict
+from precast.core.host import TorchInfo
+from precast.core.label import Label
+from precast.core.manifest import HostFile
+from precast.core.torch_abi import Exact, Stable, is_git_version
 from precast.errors import KernelError
 
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, HostKind
-from precast._abi.label import Label
-from precast._abi.torch_abi import CLASSIC_FLOOR, Exact
-from precast._abi.version import TorchVersion
 from precast._builder import archives, torch_names, xray, xray_verdict
-from precast._load import answers, prebuilt
-from precast._load.downstream import inside
 from precast.build import facts, linked, wheel
+from precast.core import opening, verify
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, DeviceFile, HostFile, HostKind
+from precast.core.opening import inside
+from precast.core.torch_abi import CLASSIC_FLOOR, Exact
+from precast.core.version import TorchVersion
 from precast.errors import KernelError
 
 SUFFIX = ".guarded"  # of a library in its own folder: nothing that looks for libraries or modules takes it for one
@@ -95,7 +95,7 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
         ]
         data = {paths.get(where, where): files[at(folder, where)] for where in listed}
         made.folders[folder] = Folder(tuple(hosts), info.device, data)
-        taken |= {at(folder, where) for where in (prebuilt.MANIFEST, *listed)}
+        taken |= {at(folder, where) for where in (verify.MANIFEST, *listed)}
     libraries = [one for one in contents.libraries if one.path not in taken]
     guards = {one.path: _places(one)[1] for one in libraries if one.is_module or one.needs_torch}
     moved = {one.path for library in libraries if library.path in guards for one in linked.by(library, libraries)}
@@ -149,7 +149,7 @@ def _manifests(files: dict[str, bytes]) -> list[tuple[str, BuildInfo, tuple[str,
     found = []
     for where in sorted(files):
         folder, _, name = where.rpartition("/")
-        if name == prebuilt.MANIFEST and folder.rpartition("/")[2] == "_C":
+        if name == verify.MANIFEST and folder.rpartition("/")[2] == "_C":
             info = BuildInfo.from_json(files[where].decode())
             found.append((folder, info, tuple(info.files)))
     return found
@@ -168,7 +168,7 @@ def _places(library: xray.Library) -> tuple[str, str]:
     with a finder of extension modules. A module of no package becomes a package of its name.
     """
     package, _, _ = library.module.rpartition(".")
-    name = answers.name_of(PurePosixPath(library.path).name)
+    name = opening.name_of(PurePosixPath(library.path).name)
     if not package and not library.is_module:
         raise _bad(library, "ops of torch at the top of the wheel, in no package", "a package that holds the library")
     if not package:
@@ -220,7 +220,7 @@ def _entry(
     if helper:
         name = f"{file.sha256[:8]}.{PurePosixPath(library.path).name}"
         return replace(file, kind=HostKind.LINKED, families=(), path=name)
-    file = replace(file, families=(answers.name_of(PurePosixPath(library.path).name),))
+    file = replace(file, families=(opening.name_of(PurePosixPath(library.path).name),))
     return replace(file, path=_placed(file).removeprefix("host/").removesuffix(".so"))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR
 from precast._builder import flags, headers, machine, toolchain
 from precast._load import probe
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.torch_abi import STABLE_FLOOR
 from precast.errors import KernelError
 
 

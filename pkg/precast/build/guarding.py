@@ -1,8 +1,8 @@
 """``python -m precast.build guard WHEEL... -o DIR``: put libraries of finished wheels behind guards, merge wheels.
 
-Wheels of one version that differ only in torch, C++ ABI, CUDA, Python or GPU targets become one. The same decision that
-chooses precast's own libraries chooses among theirs. Each library stays in its folder. No source changes, but for one
-line in each package's ``__init__.py`` of the wheel, so that ``torch.ops.load_library`` opens what is behind a guard.
+Wheels of one version that differ only in torch, C++ ABI, CUDA, Python or GPU targets become one. What proves precast's
+own libraries proves theirs: the wheel takes a copy of it along and needs no precast. Each library stays in its folder.
+A call in the wheel's Python that opens a library by its path goes through the copy; each changed line is printed.
 The output is the same bytes for the same input, and must pass the audit before it is moved to its place.
 """
 
@@ -12,13 +12,14 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.version import TorchVersion
 from precast._builder import staging, wheel_file
 from precast._builder.staging import Staged
-from precast.build import answering, audit, described, finished, merging, platforms, wheel
+from precast.build import alone, audit, described, finished, merging, platforms, wheel
 from precast.build.finished import Finished
+from precast.core.version import TorchVersion
 from precast.errors import KernelError
 
 
@@ -34,64 +35,79 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--manylinux", action="store_true", help="the manylinux tag that the libraries keep, for a plain Linux tag"
     )
+    parser.add_argument(
+        "--patch-loader", action="store_true",
+        help="wrap torch.ops.load_library for the whole process, where another package opens the libraries by path",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    how = How(options.manylinux, options.patch_loader)
     try:
-        return int(not audited(options.wheels, options.out, options.torch, manylinux=options.manylinux))
+        return int(not audited(options.wheels, options.out, options.torch, how))
     except KernelError as error:
         print(error, file=sys.stderr)
         return 2
 
 
-def audited(
-    wheels: Sequence[Path], out: Path, torch: TorchVersion | None = None, *, manylinux: bool = False
-) -> list[Path]:
+@dataclass(frozen=True)
+class How:
+    """``manylinux``: a plain Linux tag becomes the manylinux tag that the libraries keep."""
+
+    manylinux: bool = False
+    patch_loader: bool = False
+
+
+_USUAL = How()
+
+
+def audited(wheels: Sequence[Path], out: Path, torch: TorchVersion | None = None, how: How = _USUAL) -> list[Path]:
     """:func:`guard`, and the audit's report of its output. Empty, and nothing is written, if the audit refused one."""
     with staging.staged(out, wheels) as staged:
-        made = _guarded(wheels, staged, torch, manylinux=manylinux)
+        made = _guarded(wheels, staged, torch, how)
         return [] if audit.report(made) else staged.place()
 
 
-def guard(
-    wheels: Sequence[Path], out: Path, torch: TorchVersion | None = None, *, manylinux: bool = False
-) -> list[Path]:
-    """Write one guarded wheel for each distribution, version and platform. KernelError says which wheels differ.
-
-    ``manylinux`` replaces a plain Linux tag by the manylinux tag that the libraries keep.
-    """
+def guard(wheels: Sequence[Path], out: Path, torch: TorchVersion | None = None, how: How = _USUAL) -> list[Path]:
+    """Write one guarded wheel for each distribution, version and platform. KernelError says which wheels differ."""
     with staging.staged(out, wheels) as staged:
-        _guarded(wheels, staged, torch, manylinux=manylinux)
+        _guarded(wheels, staged, torch, how)
         return staged.place()
 
 
-def _guarded(wheels: Iterable[Path], staged: Staged, torch: TorchVersion | None, *, manylinux: bool) -> list[Path]:
+def _guarded(wheels: Iterable[Path], staged: Staged, torch: TorchVersion | None, how: How) -> list[Path]:
     groups: dict[tuple[str, ...], list[Finished]] = {}
     for one in (finished.read(path, torch) for path in wheels):
         machine = "aarch64" if one.platform.endswith("aarch64") else "x86_64"
         groups.setdefault((one.name, one.version.partition("+")[0], one.build, machine), []).append(one)
-    return [_write(group, staged, manylinux) for _, group in sorted(groups.items())]
+    return [_write(group, staged, how) for _, group in sorted(groups.items())]
 
 
-def _write(group: list[Finished], staged: Staged, manylinux: bool) -> Path:
+def _write(group: list[Finished], staged: Staged, how: How) -> Path:
     first = group[0]
-    made, infos = merging.behind_guards(group)
+    data, infos = merging.behind_guards(group)
     same, programs = merging.same_files(group)
-    files = same | made
-    files |= {where: answering.answering(files[where], where) for where in answering.asking(files)}
+    guards = frozenset[str]().union(*(one.guards for one in group))
+    made = alone.standing(same | data, infos, guards, patch_loader=how.patch_loader)
     version, given = merging.version_of(group), [one.python for one in group]
-    tag = wheel.tag_within(infos, given)
+    tag = wheel.tag_within(made.infos, given)
     platform = platforms.strictest(one.platform for one in group)
-    if manylinux:
-        every = (*(file for info in infos for file in info.host), *(file for one in group for file in one.left))
+    if how.manylinux:
+        every = (*(file for info in made.infos for file in info.host), *(file for one in group for file in one.left))
         platform = platforms.manylinux(platform, every)
     dist_info = f"{first.name}-{version}.dist-info"
     said = described.of_python(_said(group, "METADATA").replaced("Version", version), given, tag)
     tags = [f"{python}-{abi}-{place}" for python in tag[0].split(".") for abi in tag[1].split(".")
             for place in platform.split(".")]  # fmt: skip
-    files[f"{dist_info}/METADATA"] = described.requiring(str(said), infos).encode("utf-8")
+    why = described.why_precast(made.infos, alone.importing(made.files))
+    files = dict(made.files)
+    files[f"{dist_info}/METADATA"] = described.requiring(str(said), made.infos, why).encode("utf-8")
     files[f"{dist_info}/WHEEL"] = described.wheel_file(_said(group, "WHEEL"), tags).encode("utf-8")
     path = staged.path(f"{first.name}-{version}{first.build}-{tag[0]}-{tag[1]}-{platform}.whl")
+    for place, line in made.changed:
+        print(f"{path.name}: changed {place}: {line}")
     for place in sorted({file.path for one in group for file in one.left}):
         print(f"{path.name}: left as it is, because neither import nor torch opens it: {place}")
+    if why:
+        print(f"{path.name}: requires precast, because {why}")
     wheel_file.write_wheel(path, dist_info, files, int(os.environ.get("SOURCE_DATE_EPOCH", "0")), programs)
     return path
 

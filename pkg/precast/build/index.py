@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from email import message_from_bytes
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo
 from precast._builder import index_pages, staging, xray
 from precast._builder.staging import Staged
-from precast._load import prebuilt
 from precast.build import wheel as wheel_rules
+from precast.core import verify
+from precast.core.manifest import BuildInfo
 from precast.errors import KernelError
 
 
@@ -71,7 +71,7 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
 def label_of(wheel: Path) -> str:
     """The label that all manifests of a wheel name; ``all`` if they name none, or more than one."""
     with xray.opened(wheel) as archive:
-        ours = [one for one in archive.files if one.filename.endswith(f"_C/{prebuilt.MANIFEST}")]
+        ours = [one for one in archive.files if one.filename.endswith(f"_C/{verify.MANIFEST}")]
         labels = {BuildInfo.from_json(archive.read(one).decode()).label.text for one in ours}
     return labels.pop() if len(labels) == 1 and "" not in labels else "all"
 

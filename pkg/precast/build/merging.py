@@ -7,32 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, ManifestError
-from precast._abi.label import Label
-from precast._abi.torch_abi import AbiKind
-from precast._load import prebuilt
-from precast._load.downstream import FOLDER
-from precast.build import device, finished, wheel
+from precast.build import device, finished
 from precast.build.finished import Finished, Folder
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
+from precast.core.opening import FOLDER
+from precast.core.torch_abi import AbiKind
 from precast.errors import KernelError
 
 
-def behind_guards(group: list[Finished], **known: Any) -> tuple[dict[str, bytes], list[BuildInfo]]:
-    """The prebuilt files of a wheel, the guards and the manifests; and the manifests as values.
+def behind_guards(group: list[Finished], **known: Any) -> tuple[dict[str, bytes], dict[str, BuildInfo]]:
+    """The prebuilt files of a wheel, and the manifest of each folder that has some.
 
     ``known`` has what a manifest can say of a build that was watched, such as ``compilers``.
     """
-    files, infos = dict[str, bytes](), list[BuildInfo]()
+    files, infos = dict[str, bytes](), dict[str, BuildInfo]()
     for folder in sorted({folder for one in group for folder in one.folders}):
         info, data = _merged(group, folder)
-        infos.append(replace(info, **known))
+        infos[folder] = replace(info, **known)
         files |= {finished.at(folder, where): content for where, content in data.items()}
-        try:
-            files[f"{folder}/{prebuilt.MANIFEST}"] = infos[-1].to_json().encode()
-        except ManifestError as error:
-            raise KernelError(f"{folder}/{prebuilt.MANIFEST} cannot be written", found=str(error)) from error
-    guards = frozenset[str]().union(*(one.guards for one in group))
-    return files | dict.fromkeys(sorted(guards), wheel.GUARD.encode()), infos
+    return files, infos
 
 
 def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]:

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._abi.label import Label
 from precast._builder import tables
 from precast._builder.tables import MatrixError, Table
 from precast.build import environments
 from precast.build.environments import Job
+from precast.core.label import Label
 
 IN_ARCHIVE = "sdist:"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

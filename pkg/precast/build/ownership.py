@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from precast._abi.violation import Violation
-from precast._load.downstream import FOLDER
+from precast.core.opening import FOLDER
 from precast.errors import KernelError
 
 # Packages that other wheels need, and whose files are therefore never theirs.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR
 from precast._builder import toolchain
 from precast.build import environments
 from precast.build.environments import Job
+from precast.core.torch_abi import STABLE_FLOOR
 
 _SOURCES = {".cpp", ".cc", ".cxx", ".c", ".cu"}
 _ASIDE = {"test", "tests", "third_party", "build", "dist", "benchmark", "benchmarks", "examples", "docs"}

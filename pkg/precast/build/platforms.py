@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from precast._abi.build_info import HostFile
-from precast._abi.version import dotted
 from precast._builder import xray_verdict
+from precast.core.manifest import HostFile
+from precast.core.version import dotted
 from precast.errors import KernelError
 
 # The glibc of a manylinux policy, and the newest GLIBCXX that it allows (auditwheel's manylinux-policy.json).

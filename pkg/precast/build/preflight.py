@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
 from precast._builder import machine, toolchain
-from precast._load import near
+from precast.core import dangling
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.host import TorchInfo
 from precast.errors import KernelError
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
@@ -39,7 +39,7 @@ def refuse_missing(extensions: Iterable[Any]) -> None:
         for source in extension.sources:
             if not Path(source).is_file():
                 beside = sorted(str(path) for path in Path(source).parent.glob("*") if path.is_file())
-                meant = near.near_miss(source, beside)
+                meant = dangling.near_miss(source, beside)
                 needed = f"{meant}, which is there, or another file" if meant else "the path of a file, from setup.py"
                 raise _refused(extension.name, f"no file {source}", needed)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._load import near
+from precast.core import dangling
 from precast.errors import KernelError
 
 _BLOCK = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(\s*(\w+)\s*,")
@@ -54,10 +54,10 @@ def refuse_misspelt(registrations: Iterable[Registration]) -> None:
         defined = {other.name for other in every if other.kind == "def" and other.namespace == one.namespace}
         if one.kind != "impl" or one.name in defined:
             continue
-        meant = near.near_miss(one.name, sorted(defined))
+        meant = dangling.near_miss(one.name, sorted(defined))
         if meant is not None:
             library = one.place.rpartition(":")[0]
-            raise KernelError(near.refusal(f"{one.namespace}::{one.name}", meant, one.place, library))
+            raise KernelError(dangling.refusal(f"{one.namespace}::{one.name}", meant, one.place, library))
 
 
 def _refuse_defined_twice(registrations: Iterable[Registration], python: Iterable[Path]) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from precast._abi.torch_abi import STABLE_FLOOR
+from precast.core.torch_abi import STABLE_FLOOR
 
 _INIT = '''"""A triangle wave: how far each value is from the nearest even integer."""
 

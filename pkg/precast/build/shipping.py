@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.settings import Settings
-from precast._load import gpus, probe
+from precast._load import probe
 from precast._version import __version__
 from precast.build import environments, guarding, index, orders, trying, wheels
 from precast.build.environments import Job
 from precast.build.orders import Order
 from precast.build.trying import Tried
 from precast.build.wheels import Built
+from precast.core import gpus
 from precast.errors import KernelError
 
 _COLUMNS = ("package", "label", "before", "torch releases in one wheel", "MB", "minutes", "tests in each torch")
@@ -108,7 +109,7 @@ def _ship(order: Order, listed: Sequence[Order], out: Path) -> bool:
             tree = wheels.unpacked(archive, Path(folder))
             built = {job: _built(order, job, tree, out / "parts", settings) for job in order.jobs}
             single = [one.wheel for one in built.values()]
-            merged = guarding.audited(single, Path(folder) / "merged", manylinux=True)
+            merged = guarding.audited(single, Path(folder) / "merged", how=guarding.How(manylinux=True))
             if not merged:
                 return False
             tests = [_test(text, tree) for text in order.tests]

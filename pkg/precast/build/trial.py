@@ -14,7 +14,7 @@ from pathlib import Path
 
 from precast._abi.violation import Violation
 from precast._builder import process, python
-from precast._load import answers, downstream
+from precast.core import opening
 from precast.errors import PrebuiltRefused
 
 _SECONDS = 300  # for all modules of a wheel; the first of them imports torch
@@ -58,17 +58,26 @@ def _try(name: str, root: Path) -> str:
     package, _, last = name.rpartition(".")
     place = root.joinpath(*(package or name).split("."))
     try:
-        downstream.library_in(answers.manifest_of(place, last), last)  # imports nothing of a wheel that does not fit
+        opening.fit(
+            opening.wheel_in(opening.manifest_of(place, last)), last
+        )  # imports nothing of a wheel that does not fit
     except PrebuiltRefused:
         return _SKIPPED  # for another torch, Python or machine
     library = place / f"{last}.so"
     try:
         importlib.import_module(package if library.is_file() and package else name)
         if library.is_file():  # a guard that only torch.ops.load_library takes
-            answers.load_library(library)
+            _open(library)
     except Exception as error:  # noqa: BLE001 - the module is somebody else's, and whatever it raises is the verdict
         return _why(error, root)
     return _IMPORTED
+
+
+def _open(guard: Path) -> None:
+    """Open the library behind a guard as a changed call of its package does."""
+    import torch
+
+    torch.ops.load_library(opening.resolve(str(guard)))
 
 
 def _why(error: Exception, root: Path) -> str:

@@ -7,21 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from precast._abi.build_info import GUARD_MARK, BuildInfo, DeviceFile, HostFile
-from precast._abi.host import TorchInfo
-from precast._abi.label import Label
-from precast._abi.torch_abi import AbiKind
-from precast._abi.version import CudaVersion, Release
 from precast._builder import archives, sources, xray
+from precast.core.host import TorchInfo
+from precast.core.label import Label
+from precast.core.manifest import GUARD_MARK, BuildInfo, DeviceFile, HostFile
+from precast.core.torch_abi import AbiKind
+from precast.core.version import CudaVersion, Release
 from precast.errors import KernelError
-
-# The whole text of a guard. `import` reaches the compiled module only through it, so no import bypasses the checks.
-GUARD = '''"""Made by precast.build: gives way to the compiled module of this name, once that is known to fit here."""
-
-from precast.build import guard
-
-guard(__name__)
-'''
 
 
 def is_guard(text: str) -> bool:

@@ -23,13 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._builder import lock, tables, xray
 from precast._load import probe
 from precast._version import __version__
 from precast.build import environments, guarding, planning
 from precast.build.environments import Environment, Job
+from precast.core.label import Label
 from precast.errors import KernelError
 
 # What earlier builds left: at the top of a package, and anywhere.

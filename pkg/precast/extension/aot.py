@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.torch_abi import STABLE_FLOOR
 from precast._builder import flags, host, toolchain
 from precast._builder.cache import Cache, default_root
 from precast._builder.catalogue import Family
 from precast._load import probe, verdict
+from precast.core.torch_abi import STABLE_FLOOR
 
 if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.host import Gpu, Nvrtc
 from precast._abi.settings import JitMode, Settings
 from precast._cubin import images, launch, launcher, tma
 from precast._load import probe, verdict
 from precast._load.source import Source
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.host import Gpu, Nvrtc
 from precast.errors import KernelUnavailable, PrebuiltRefused
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.value import value
+from precast.core.value import value
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

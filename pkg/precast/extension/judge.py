@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from precast._abi.settings import JitMode
-from precast._abi.value import value
+from precast.core.value import value
 from precast.errors import KernelError
 from precast.extension.base import Extension
 

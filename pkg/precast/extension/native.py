@@ -21,13 +21,15 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._builder import closure, failure, host, process, python, toolchain
 from precast._builder.cache import BuildKey, Cache
-from precast._load import dangling, jit, probe, unopened, verdict
+from precast._load import jit, probe, unopened, verdict
 from precast._load.progress import Progress
 from precast._load.source import Source
+from precast.core import dangling
+from precast.core.host import Builders
+from precast.core.unopened import why
 from precast.errors import BuildFailed, KernelUnavailable
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ def import_from(name: str, path: Path) -> ModuleType:
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
     except ImportError as error:
-        reason = unopened.why(path, str(error))
+        reason = why(path, str(error))
         if reason is None:
             raise
         raise (unopened.passing if reason.passing else unopened.of_cache)(path, reason) from error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.settings import JitMode
-from precast._load import downstream, prebuilt
+from precast.core import opening, verify
 from precast.errors import JitDisabled, KernelError, KernelIncompatible
 
 _log = logging.getLogger("precast")
@@ -86,10 +86,10 @@ class Places:
         if spec is None or not spec.origin:
             return None
         found = Path(spec.origin)
-        if found.suffix != ".py" or not (found.parent / prebuilt.MANIFEST).is_file():
+        if found.suffix != ".py" or not (found.parent / verify.MANIFEST).is_file():
             return found
         try:
-            return downstream.library_file(self.prebuilt_module_path, self.name)
+            return opening.library_file(self.prebuilt_module_path, self.name)
         except KernelIncompatible as error:
             _log.warning("%s: what was built while installing is not used: %s", self.name, error)
             return None

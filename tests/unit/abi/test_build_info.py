@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from precast._abi import _schemas
-from precast._abi.build_info import (
+from precast.core import schemas
+from precast.core.capability import GpuTarget
+from precast.core.label import Label
+from precast.core.manifest import (
     READERS,
     SCHEMA,
     BuildInfo,
@@ -22,10 +24,8 @@ from precast._abi.build_info import (
     host_path,
     image_name,
 )
-from precast._abi.capability import GpuTarget
-from precast._abi.label import Label
-from precast._abi.torch_abi import Exact, parse_torch_abi
-from precast._abi.version import Release
+from precast.core.torch_abi import Exact, parse_torch_abi
+from precast.core.version import Release
 from tests.kit import hosts as ex
 
 INFO = ex.build_info("sm_90 compute_90")
@@ -162,7 +162,7 @@ def test_a_bad_value_is_refused_with_its_place(path: tuple[str | int, ...], valu
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("schema", sorted(_schemas.UPGRADES))
+@pytest.mark.parametrize("schema", sorted(schemas.UPGRADES))
 def test_a_manifest_of_every_schema_since_the_first_release_is_read(schema: int) -> None:
     """A new schema leaves a manifest of the last one here, as that wrote it."""
     text = (Path(__file__).parent / "manifests" / f"schema-{schema}.json").read_text()
@@ -178,8 +178,8 @@ def test_a_manifest_of_every_schema_since_the_first_release_is_read(schema: int)
 
 
 def test_each_schema_leads_to_the_next() -> None:
-    assert sorted(_schemas.UPGRADES) == list(range(4, SCHEMA))
-    assert _schemas.is_readers(READERS)
+    assert sorted(schemas.UPGRADES) == list(range(4, SCHEMA))
+    assert schemas.is_readers(READERS)
 
 
 @pytest.mark.parametrize("readers", [">=1.1", ">=1.1; reboot", None, 7])

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver, parse_arch_list
-from precast._abi.version import CudaVersion
+from precast._abi.arch_list import parse_arch_list
+from precast.core.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
+from precast.core.version import CudaVersion
 
 
 def cc(text: str) -> ComputeCapability:

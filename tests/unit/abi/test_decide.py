@@ -7,27 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
 from precast._abi.decide import decide
 from precast._abi.decision import (
     BuildHost,
     BuildImage,
     BuildJit,
     Decision,
-    Need,
     OwnFunctions,
-    Reason,
     Refuse,
-    Rejection,
-    Unopened,
     UsePrebuilt,
     all_rejections,
     needs_builders,
 )
-from precast._abi.host import Builders, Host, Stale
 from precast._abi.settings import JitMode, Settings
-from precast._abi.version import Release
 from precast._version import __version__
+from precast.core.host import Builders, Host, Stale
+from precast.core.manifest import BuildInfo, BuildMode, HostFile, HostKind
+from precast.core.reasons import Need, Reason, Rejection, Unopened
+from precast.core.version import Release
 from tests.kit import hosts as ex
 
 CPU = Need(ex.FAMILY, "cpu")

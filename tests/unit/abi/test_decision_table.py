@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.decide import decide
-from precast._abi.decision import BuildAdapter, Decision, Need, Refuse, all_rejections, needs_builders
+from precast._abi.decision import BuildAdapter, Decision, Refuse, all_rejections, needs_builders
 from precast._abi.settings import JitMode, Settings
-from precast._abi.version import Release
+from precast.core.manifest import DeviceFile, HostFile
+from precast.core.reasons import Need
+from precast.core.version import Release
 from precast.errors import KernelUnavailable
 from precast.extension import Extension
 from precast.kernel_loader import KernelLoader

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from precast._abi.decide import decide
-from precast._abi.decision import Need, Reason, Rejection, all_rejections
-from precast._abi.explain import actions_for, environment, explain, rejection_lines, top_reason
+from precast._abi.decision import all_rejections
+from precast._abi.remedy import actions_for
 from precast._abi.settings import Settings
+from precast.core.explain import environment, explain, rejection_lines, top_reason
+from precast.core.reasons import Need, Reason, Rejection
 from tests.kit import hosts as ex
 
 MACHINE = ex.host(gpu="7.0", build_with=ex.builders())
@@ -14,7 +16,10 @@ DECISION = decide(MACHINE, INFO, Settings(), Need(ex.FAMILY, "cuda"))
 def test_a_refusal_in_words() -> None:
     rejections = all_rejections(DECISION)
     text = explain(
-        "rms_norm on cuda: nothing serves it", rejections, environment(MACHINE, INFO), actions_for(rejections, fix)
+        "rms_norm on cuda: nothing serves it",
+        rejections,
+        environment(MACHINE, "precast 1.0+cu130"),
+        actions_for(rejections, fix),
     )
     assert text.splitlines() == [
         "rms_norm on cuda: nothing serves it",
@@ -122,12 +127,12 @@ def test_the_reason_for_a_log_line() -> None:
 def test_the_environment_of_a_bare_machine() -> None:
     bare = ex.host(torch=None, driver=None, gpu="", glibc=None, machine="aarch64")
     assert (
-        environment(bare, None, "1.0")
+        environment(bare, "precast 1.0")
         == "precast 1.0, no torch, no NVIDIA driver, Python 3.12, Linux aarch64, no glibc"
     )
     broken = ex.host(torch=None, torch_error="OSError", gpu="")
-    assert "a torch that fails to import" in environment(broken, None)
+    assert "a torch that fails to import" in environment(broken, "")
     rocm = ex.host(torch=ex.torch_info("2.13.0", cuda=None, hip="7.0"), gpu="")
-    assert "torch 2.13.0 (ROCm 7.0, cxx11 ABI 1)" in environment(rocm, INFO)
+    assert "torch 2.13.0 (ROCm 7.0, cxx11 ABI 1)" in environment(rocm, "")
     plain = ex.host(torch=ex.torch_info("2.13.0", cuda=None), gpu="")
-    assert "torch 2.13.0 (no CUDA, cxx11 ABI 1)" in environment(plain, INFO)
+    assert "torch 2.13.0 (no CUDA, cxx11 ABI 1)" in environment(plain, "")

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.capability import ComputeCapability
-from precast._abi.label import Label, PlatformTag
 from precast._abi.served import LABELS, label_for, label_serves, sass_floor
-from precast._abi.version import CudaVersion
+from precast.core.capability import ComputeCapability
+from precast.core.label import Label
+from precast.core.version import CudaVersion
+from tools.shared.platform_tag import PlatformTag
 
 
 @pytest.mark.parametrize(("text", "cuda", "local"), [("cu130", "13.0", "+cu130"), ("cu129", "12.9", "+cu129")])

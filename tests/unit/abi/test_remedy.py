@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from precast._abi import remedy
-from precast._abi.host import Installer
 from precast._abi.settings import JitMode, Settings
+from precast.core.host import Installer
 from tests.kit import hosts as ex
 
 AUTO, AOT = Settings(), Settings(jit=JitMode.AOT)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.label import Label
 from precast._abi.settings import VARIABLES, JitMode, Settings, Variable
-from precast._abi.version import Release
+from precast.core.label import Label
+from precast.core.version import Release
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.torch_abi import AnyTorch, Exact, Stable, fits, is_git_version, parse_torch_abi, wanted
-from precast._abi.version import Release, TorchVersion
+from precast.core.torch_abi import AnyTorch, Exact, Stable, fits, is_git_version, parse_torch_abi, wanted
+from precast.core.version import Release, TorchVersion
 
 GIT = "b4e4ee81d3" + "0" * 30
 

@@ -13,22 +13,19 @@ import pytest
 
 from precast._abi.decide import decide
 from precast._abi.decision import (
-    JIT_CANDIDATE,
     OWN_FUNCTIONS,
     Binding,
     BuildAdapter,
     BuildHost,
     BuildImage,
-    Need,
     OwnFunctions,
-    Reason,
     Refuse,
-    Rejection,
     all_rejections,
     needs_builders,
 )
-from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
+from precast.core.host import Host
+from precast.core.reasons import JIT_CANDIDATE, Need, Reason, Rejection
 from tests.kit import hosts as ex
 
 CUDA = Need(ex.FAMILY, "cuda")

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from precast._abi import twin
-from precast._abi.capability import ComputeCapability
 from precast._abi.decide import decide
-from precast._abi.decision import Need, Reason, Refuse, needs_builders
-from precast._abi.host import Host
+from precast._abi.decision import Refuse, needs_builders
 from precast._abi.settings import JitMode, Settings
 from precast._abi.twin import Twin
+from precast.core.capability import ComputeCapability
+from precast.core.host import Host
+from precast.core.reasons import Need, Reason
 from tests.kit import hosts as ex
 
 AUTO = Settings()

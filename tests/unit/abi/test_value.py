@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from precast._abi.value import value
+from precast.core.value import value
 
 
 @value(frozen=True, order=True)

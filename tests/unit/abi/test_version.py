@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.version import CudaVersion, Release, TorchVersion, dotted
+from precast.core.version import CudaVersion, Release, TorchVersion, dotted
 
 NINE, TEN = "9" * 9, "1" + "0" * 9
 

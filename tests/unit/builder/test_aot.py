@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 from setuptools import Distribution
 
-from precast._abi.build_info import BuildMode, DeviceFile, HostFile, device_path, host_path
-from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._abi.host import Compiler
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import ANY_TORCH
-from precast._abi.version import CudaVersion, Release
 from precast._builder import aot, binaries, catalogue, commands, elf, headers, machine, matrix, provenance
 from precast._builder.cache import Cache
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.host import Compiler
+from precast.core.label import Label
+from precast.core.manifest import BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast.core.torch_abi import ANY_TORCH
+from precast.core.version import CudaVersion, Release
 from precast.errors import KernelError
 from tests.kit import spawn
 

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._abi.host import Compiler
-from precast._abi.torch_abi import STABLE_FLOOR, Exact
-from precast._abi.version import Release
 from precast._builder import catalogue, classic_headers, flags, host, matrix, torch_wheel
 from precast._builder.cache import Cache
 from precast._builder.classic_headers import ROOTS, ClassicPins
+from precast.core.host import Compiler
+from precast.core.torch_abi import STABLE_FLOOR, Exact
+from precast.core.version import Release
 from precast.errors import KernelError, KernelUnavailable
 from tests.kit import spawn
 

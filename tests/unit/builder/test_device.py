@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.capability import GpuTarget
 from precast._builder import device
+from precast.core.capability import GpuTarget
 from precast.errors import BuildFailed
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import GpuTarget
 from precast._builder.elf import CubinHeader, ElfError, ElfInfo, read_cubin, read_frames, read_shared_object
+from precast.core.capability import GpuTarget
 from tools.shared import binaries
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._builder import files
+from precast.core import files
 from tests.kit import odd
 
 READERS: list[Callable[[Path, int], object]] = [files.read, files.digest]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import Exact
-from precast._abi.version import Release
 from precast._builder import flags, matrix
+from precast.core.capability import GpuTarget
+from precast.core.torch_abi import Exact
+from precast.core.version import Release
 
 
 def test_the_ceilings_are_those_of_the_matrix(checkout: Path) -> None:

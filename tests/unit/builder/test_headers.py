@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._abi.torch_abi import STABLE_FLOOR
 from precast._builder import headers, sources, torch_wheel
 from precast._builder.cache import Cache
 from precast._builder.headers import Pins
+from precast.core.torch_abi import STABLE_FLOOR
 from precast.errors import KernelError
 from tests.unit.builder.ranges import NOTICE, TEXTS, Server, make_wheel, serving
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from precast._abi import remedy
-from precast._abi.host import Installer
 from precast._builder import installer, trust
+from precast.core import pip
+from precast.core.host import Installer
 from tests.kit.wheels import make_wheel
 
 OWN = sys.executable
@@ -24,19 +25,19 @@ def on_path(monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
 def test_pip_is_named_only_as_a_shell_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(Path(OWN).parent)
     on_path(monkeypatch, pip=f"{here}/pip", python=f"{here}/python")
-    assert installer.install_command() == "pip install"
+    assert pip.install_command() == "pip install"
     on_path(monkeypatch, pip="/usr/bin/pip", python=f"{here}/python")
-    assert installer.install_command() == "python -m pip install"
+    assert pip.install_command() == "python -m pip install"
     on_path(monkeypatch, pip="/usr/bin/pip", python="/usr/bin/python")
-    assert installer.install_command() == f"{OWN} -m pip install"
+    assert pip.install_command() == f"{OWN} -m pip install"
 
 
 def test_without_pip_it_is_uv_or_pip_is_installed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installer.PathFinder, "find_spec", lambda name: None)
     on_path(monkeypatch, uv="/usr/bin/uv")
-    assert installer.install_command() == f"uv pip install --python {OWN}"
+    assert pip.install_command() == f"uv pip install --python {OWN}"
     on_path(monkeypatch)
-    assert installer.install_command() == f"{OWN} -m ensurepip && {OWN} -m pip install"
+    assert pip.install_command() == f"{OWN} -m ensurepip && {OWN} -m pip install"
 
 
 def test_the_compiler_comes_from_the_package_manager_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +61,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recorded(package: Path, **facts: object) -> tuple[str | None, str | None]:
     (package.parent / "some_ops-1.0.dist-info" / "direct_url.json").write_text(json.dumps(facts))
-    return installer.origin("some_ops", package)
+    return pip.origin("some_ops", package)
 
 
 def test_what_pip_recorded_is_offered_if_it_is_still_there(package: Path, tmp_path: Path) -> None:
-    assert installer.origin("some_ops", package) == (None, None), "installed by name"
+    assert pip.origin("some_ops", package) == (None, None), "installed by name"
     sources = tmp_path / "my sources"
     assert recorded(package, url=sources.as_uri(), dir_info={}) == (None, None), "it is gone"
     sources.mkdir()
@@ -82,7 +83,7 @@ def test_the_record_of_another_copy_says_nothing_of_this_one(package: Path, tmp_
     wheel = tmp_path / "some_ops-1.0-py3-none-any.whl"
     wheel.touch()
     recorded(package, url=wheel.as_uri(), archive_info={})
-    assert installer.origin("some_ops", tmp_path / "copy" / "some_ops") == (None, None)
+    assert pip.origin("some_ops", tmp_path / "copy" / "some_ops") == (None, None)
 
 
 def test_an_installation_whose_manifest_is_lost_is_restored_by_its_metadata() -> None:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
 from precast._builder import machine, nvrtc
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.host import Nvrtc
 from precast.errors import KernelError
 
 KNOWN = tuple(ComputeCapability(*number) for number in ((6, 1), (7, 0), (9, 0)))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from precast._abi.label import Label
 from precast._abi.served import LABELS
-from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR, Exact
-from precast._abi.version import Release
 from precast._builder import flags, headers, matrix
 from precast._builder.matrix import MatrixError
+from precast.core.label import Label
+from precast.core.torch_abi import ANY_TORCH, STABLE_FLOOR, Exact
+from precast.core.version import Release
 
 DIGEST = "@sha256:" + "0" * 64
 GOOD: dict[str, Any] = {

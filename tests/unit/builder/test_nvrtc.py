@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._builder import device, nvrtc, nvrtc_child
 from precast._builder.cache import Cache
 from precast._builder.catalogue import Family
+from precast.core.capability import ComputeCapability, GpuTarget
 from precast.errors import BuildFailed, KernelError
 from tests.kit import spawn
 

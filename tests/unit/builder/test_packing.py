@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import device_path
-from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.settings import Settings
 from precast._builder import aot, binaries, catalogue, device, machine, packing
 from precast._builder.binaries import Made
 from precast._builder.cache import Artifact, Cache
 from precast._builder.catalogue import Family
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.manifest import device_path
 from precast.errors import KernelError
 from tests.kit import hosts as ex
 from tests.kit import spawn
@@ -107,7 +107,7 @@ def test_the_name_of_a_file_stays_short_enough_for_a_file_system() -> None:
 
 def test_packing_again_gives_the_same_bytes_in_another_process() -> None:
     code = (
-        "import sys\nfrom precast._abi.capability import TargetKind\nfrom precast._builder.packing import pack\n"
+        "import sys\nfrom precast.core.capability import TargetKind\nfrom precast._builder.packing import pack\n"
         "print(pack([bytes.fromhex(sys.stdin.read())], TargetKind.SASS).hex(), end='')"
     )
     assert bytes.fromhex(spawn.python("-c", code, stdin=IMAGE.hex()).stdout) == PACKED

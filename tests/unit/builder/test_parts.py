@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, HostFile, host_path
-from precast._abi.capability import GpuTarget
-from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import ANY_TORCH
-from precast._abi.version import Release
 from precast._builder import aot, binaries, catalogue, headers, matrix, packing, parts
 from precast._builder.binaries import Made
 from precast._builder.cache import Cache
+from precast.core.capability import GpuTarget
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, HostFile, host_path
+from precast.core.torch_abi import ANY_TORCH
+from precast.core.version import Release
 
 ABI = ANY_TORCH
 MACHINE = platform.machine()

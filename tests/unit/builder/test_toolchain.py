@@ -12,6 +12,7 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._builder import toolchain
+from precast.core import probe
 
 
 def program(folder: Path, name: str, answer: str) -> Path:
@@ -93,7 +94,7 @@ def test_the_vector_length_of_sve_is_a_feature(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(toolchain.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda option: length))
-    assert {feature for feature in toolchain.cpu_features() if feature.startswith("sve")} == found
+    assert {feature for feature in probe.cpu_features() if feature.startswith("sve")} == found
 
 
 def test_without_a_compiler_every_place_is_named() -> None:

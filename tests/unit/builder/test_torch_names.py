@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.version import Release
 from precast._builder import elf, torch_names
+from precast.core.version import Release
 
 EMPTY = "_ZN2at4_ops19empty_memory_format4callEv"
 OLD, NEW = Release(2, 9), Release(2, 10)

@@ -13,6 +13,7 @@ import pytest
 
 from precast._builder import cache_tools, failure, headers, process, trust
 from precast._builder.cache import BuildKey, Cache
+from precast.core import owned
 from precast.errors import KernelError
 
 KEY = BuildKey("family", {"schema": 1})
@@ -215,7 +216,7 @@ def test_a_parent_in_which_everybody_can_rename_is_refused(tmp_path: Path) -> No
 def test_a_link_that_somebody_else_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    assert trust.why_not(tmp_path / "link" / "cache", owner=os.getuid()) is None, "one's own link is one's own business"
+    assert owned.why_not(tmp_path / "link" / "cache", owner=os.getuid()) is None, "one's own link is one's own business"
     lstat = Path.lstat
 
     def of_another(self: Path) -> os.stat_result:
@@ -225,20 +226,20 @@ def test_a_link_that_somebody_else_made_is_refused(tmp_path: Path, monkeypatch: 
         return os.stat_result(facts)
 
     monkeypatch.setattr(Path, "lstat", of_another)
-    assert "a link of user 4711" in (trust.why_not(tmp_path / "link" / "cache", owner=os.getuid()) or "")
+    assert "a link of user 4711" in (owned.why_not(tmp_path / "link" / "cache", owner=os.getuid()) or "")
 
 
 def test_the_way_behind_a_link_is_judged_too(tmp_path: Path) -> None:
     (tmp_path / "open" / "real").mkdir(parents=True)
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "open" / "real")
-    assert "everybody can exchange" in (trust.why_not(tmp_path / "link" / "cache", owner=os.getuid()) or "")
+    assert "everybody can exchange" in (owned.why_not(tmp_path / "link" / "cache", owner=os.getuid()) or "")
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
-    assert "too many" in (trust.why_not(tmp_path / "one", owner=os.getuid()) or "").lower()
+    assert "too many" in (owned.why_not(tmp_path / "one", owner=os.getuid()) or "").lower()
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o500, 0o701, 0o704, 0o710, 0o740, 0o750, 0o770, 0o777, 0o1777])
@@ -256,7 +257,7 @@ def test_the_last_resort_is_closed_to_everybody_else(tmp_path: Path, mode: int) 
 def test_a_cache_of_ones_own_may_be_read_by_others_and_not_written(tmp_path: Path, mode: int) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
-    why = trust.why_not(tmp_path / "cache", owner=os.getuid())
+    why = owned.why_not(tmp_path / "cache", owner=os.getuid())
     assert (why is None) == (mode & 0o022 == 0)
     if why is not None:
         assert "others can write it (mode d" in why
@@ -266,7 +267,7 @@ def test_a_cache_of_ones_own_may_be_read_by_others_and_not_written(tmp_path: Pat
 def test_a_cache_of_a_site_may_belong_to_a_group_and_not_to_everybody(tmp_path: Path, mode: int) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
-    assert (trust.why_not(tmp_path / "cache", owner=None) is None) == (mode & 0o002 == 0)
+    assert (owned.why_not(tmp_path / "cache", owner=None) is None) == (mode & 0o002 == 0)
 
 
 def test_the_last_resort_must_be_a_folder_of_ours_and_no_link(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.capability import ComputeCapability
-from precast._abi.label import Label
-from precast._abi.version import Release, TorchVersion
 from precast._builder import alternatives, verdicts, xray, xray_problems, xray_verdict
 from precast._builder.verdicts import Machine
 from precast._cli.main import main
+from precast.core.capability import ComputeCapability
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.version import Release, TorchVersion
 from tests.kit import hosts
 from tests.kit.elves import Library
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildMode
-from precast._abi.host import Host
 from precast._builder import catalogue, sources
 from precast._cli import doctor
-from precast._load import choose, gpus, probe, verdict
+from precast._load import choose, probe, verdict
+from precast.core import gpus
+from precast.core.host import Host
+from precast.core.manifest import BuildMode
 from precast.errors import KernelError
 from tests.kit import fakes
 from tests.kit import hosts as ex

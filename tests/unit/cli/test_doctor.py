@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from precast import __main__
-from precast._abi.build_info import BuildMode
-from precast._abi.host import Host
 from precast._abi.settings import Settings
 from precast._builder import catalogue, lock
 from precast._builder.cache import BuildKey, Cache
 from precast._cli import deep, doctor, fault
-from precast._load import gpus, probe
+from precast._load import probe
 from precast._version import __version__
+from precast.core import gpus
+from precast.core.host import Host
+from precast.core.manifest import BuildMode
 from precast.errors import KernelError
 from tests.kit import fakes
 from tests.kit import hosts as ex

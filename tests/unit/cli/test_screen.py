@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildMode
-from precast._abi.capability import ComputeCapability
-from precast._abi.host import Gpu, Host
 from precast._abi.settings import Settings
 from precast._builder import catalogue
 from precast._cli import doctor, names, output, screen
 from precast._cli.problem import Problem
-from precast._load import cached, gpus, probe
+from precast._load import cached, probe
 from precast._version import __version__
+from precast.core import gpus
+from precast.core.capability import ComputeCapability
+from precast.core.host import Gpu, Host
+from precast.core.manifest import BuildMode
 from tests.kit import fakes
 from tests.kit import hosts as ex
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._abi.host import Host
 from precast._builder.cache import BuildKey, Cache
 from precast._builder.catalogue import FAMILIES
-from precast._load import cached, gpus, jit, probe
+from precast._load import cached, jit, probe
 from precast._load.source import Source
+from precast.core import gpus
+from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.host import Host
 from tests.kit import fakes
 from tests.kit import hosts as ex
 from tests.unit.cli.conftest import Precast

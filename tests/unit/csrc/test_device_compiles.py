@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
 from precast._builder import catalogue, device, elf, flags, nvrtc, nvrtc_child, sources
 from precast._builder.cache import Cache, default_root
 from precast._builder.entry import LOG_NAME
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.host import Nvrtc
 from tests.kit.fetched import LABELS
 from tests.unit.csrc.entry_points import CSRC, EntryPoint, entry_points, list_name, read_list
 

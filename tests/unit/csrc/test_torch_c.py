@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR
-from precast._abi.version import Release
 from precast._builder import flags, headers
+from precast.core.torch_abi import ANY_TORCH, STABLE_FLOOR
+from precast.core.version import Release
 from tests.kit import spawn
 from tools.shared import torch_symbols
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from precast._builder import flags, toolchain
+from precast._builder import flags
+from precast.core import probe
 
 
 def levels_here() -> tuple[str, ...]:
     """What this processor can run, by its own account; the libraries' own choice is tested against this."""
     if platform.machine() != "x86_64":
-        features = toolchain.cpu_features()
+        features = probe.cpu_features()
         levels = flags.cpu_levels(platform.machine())
         return tuple(level.name for level in levels if features.issuperset(level.features))
     line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))

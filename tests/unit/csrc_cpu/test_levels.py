@@ -89,7 +89,8 @@ def test_a_level_without_its_options_does_not_compile(
 ONE_LEVEL = """
 import ctypes, platform, sys, torch, precast
 from precast._builder import flags, toolchain
-best = flags.best_level(platform.machine(), toolchain.cpu_features()).name
+from precast.core import probe
+best = flags.best_level(platform.machine(), probe.cpu_features()).name
 library = ctypes.CDLL(str(precast.load("rms_norm", "cpu").host.path))
 said = ctypes.create_string_buffer(400)
 x = torch.randn(3, 70)

@@ -12,16 +12,17 @@ from types import ModuleType
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.capability import GpuTarget
-from precast._abi.host import Builders, Nvrtc
-from precast._abi.label import Label
-from precast._abi.version import CudaVersion
 from precast._builder import nvrtc
 from precast._cubin import images
 from precast._cubin.images import Entry, Image, Usage
-from precast._load import gpus, probe
+from precast._load import probe
 from precast.build import DeviceExtension, device
+from precast.core import gpus
+from precast.core.capability import GpuTarget
+from precast.core.host import Builders, Nvrtc
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.version import CudaVersion
 from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
 from precast.extension import headers
 from tests.kit import hosts as ex

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from precast._abi.capability import GpuTarget
-from precast._abi.version import CudaVersion
 from precast._cubin import arguments, launch
 from precast._cubin.driver import Driver, LaunchShape
 from precast._cubin.images import Entry, Image
 from precast._cubin.launch import Kernel
 from precast._cubin.tma import tensor_map
+from precast.core.capability import GpuTarget
+from precast.core.version import CudaVersion
 from precast.errors import KernelError, KernelUnavailable
 from tests.kit import spawn
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.host import Nvrtc
-from precast._abi.label import Label
 from precast._builder import nvrtc
 from precast._cubin import launcher, signature
 from precast._load import probe
 from precast.build import DeviceExtension, device
+from precast.core.host import Nvrtc
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode
 from precast.errors import KernelError
 
 pytestmark = [pytest.mark.torch, pytest.mark.wheel]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, DeviceFile
-from precast._abi.decision import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
-from precast._abi.host import Builders, Host
+from precast._abi.decision import BuildImage, BuildJit, Refuse, UsePrebuilt, all_rejections
 from precast._abi.settings import JitMode, Settings
 from precast._load import probe, verdict
 from precast._load.choose import choose, choose_on
+from precast.core.host import Builders, Host
+from precast.core.manifest import BuildInfo, DeviceFile
+from precast.core.reasons import Need, Reason
 from tests.kit import fakes
 from tests.kit import hosts as ex
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from precast import __version__, errors
-from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._builder import failure
 from precast._builder.cache import BuildKey, Cache
-from precast._load import gpus, loader, probe, verdict
+from precast._load import loader, probe, verdict
 from precast._load.choose import choose_on
 from precast._load.source import Source
+from precast.core import gpus
+from precast.core.host import Host
 from precast.errors import KernelError
 from precast.kernel_loader import CPUAdamLoader, RMSNormLoader
 from tests.kit import hosts as ex

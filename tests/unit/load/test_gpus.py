@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.version import CudaVersion
-from precast._load import gpus
+from precast.core import gpus
+from precast.core.version import CudaVersion
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._load.library import CannotOpen, HostLibrary
+from precast.core.capability import ComputeCapability, GpuTarget
 from precast.errors import KernelError, KernelIncompatible
 from tests.kit import fakes, spawn
 

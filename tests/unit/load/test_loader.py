@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._abi.capability import GpuTarget
 from precast._abi.decision import BuildAdapter
-from precast._abi.host import Host, Stale
 from precast._abi.settings import Settings
 from precast._load import handover, jit, loader, prebuilt, probe
 from precast._load.source import Source
+from precast.core.capability import GpuTarget
+from precast.core.host import Host, Stale
 from precast.errors import JitDisabled, KernelIncompatible, KernelUnavailable
 from tests.kit import fakes, spawn
 from tests.kit import hosts as ex

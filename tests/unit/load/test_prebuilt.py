@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast._abi.host import Stale
-from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._builder import packing
 from precast._load import prebuilt, verdict
 from precast._version import __version__
+from precast.core import verify
+from precast.core.host import Stale
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast.errors import KernelIncompatible
 from tests.kit import fakes, odd
 from tests.kit import hosts as ex
@@ -36,7 +37,7 @@ def truncate(path: Path) -> None:
 
 
 def refusal(file: HostFile | DeviceFile) -> str:
-    with pytest.raises(prebuilt.Damaged) as caught:
+    with pytest.raises(verify.Damaged) as caught:
         prebuilt.verified_bytes(file)
     return str(caught.value)
 

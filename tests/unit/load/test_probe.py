@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import Settings
-from precast._load import gpus, probe
+from precast._load import probe as ours
+from precast.core import gpus, probe
 from tests.kit import spawn
 
 
 def test_the_facts_that_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_probe_torch", lambda: (None, None, "not asked"))
-    host = probe.probe_host(Settings(), gpus=False)
+    host = ours.probe_host(Settings(), gpus=False)
     assert (host.system, host.machine) == (platform.system(), platform.machine())
     assert str(host.python) == ".".join(map(str, sys.version_info[:2]))
     assert host.glibc is None or f"glibc {host.glibc}" == os.confstr("CS_GNU_LIBC_VERSION")
@@ -31,7 +32,7 @@ import torch, pathlib, re
 import precast
 from precast._abi.settings import Settings
 from precast._load import probe
-host = probe.probe_host(Settings(), gpus=True)
+host = ours.probe_host(Settings(), gpus=True)
 assert str(host.torch.version) == str(torch.__version__), host.torch
 assert host.torch.version.git == torch.version.git_version
 assert str(host.torch.cuda or "") == ".".join((torch.version.cuda or "").split(".")[:2])
@@ -45,7 +46,7 @@ assert not torch.cuda.is_initialized()
 
 
 def test_without_a_mapped_libstdcxx_its_level_is_unknown() -> None:
-    code = "from precast._load import probe; assert probe._glibcxx() is None"
+    code = "from precast.core import probe; assert probe._glibcxx() is None"
     # -S: nothing that site-packages start by themselves. It fails if the assertion does.
     spawn.python("-S", "-c", code, env=spawn.environ(PYTHONPATH=spawn.search_path()))
 
@@ -67,7 +68,7 @@ def test_gpus_are_asked_for_only_where_there_is_a_driver(monkeypatch: pytest.Mon
     monkeypatch.setattr(probe, "_probe_torch", lambda: (None, None, None))
     monkeypatch.setattr(gpus, "driver_version", lambda: None)
     monkeypatch.setattr(gpus, "forecast", forbidden)
-    host = probe.probe_host(Settings(), gpus=True)
+    host = ours.probe_host(Settings(), gpus=True)
     assert host.driver is None and host.gpus == ()
 
 
@@ -98,13 +99,13 @@ def gpu_names(
 ) -> tuple[list[str], bool]:
     torch = type("torch", (), {"cuda": cuda})
     monkeypatch.setattr(gpus, "forecast", lambda *_: forecast)
-    found = probe._gpus(torch, Settings(), certain)  # type: ignore[arg-type]
+    found = probe._gpus(torch, certain)  # type: ignore[arg-type]
     return [gpu.name for gpu in found], cuda.initialised
 
 
 def test_torch_is_believed_once_it_is_initialised_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    from precast._abi.capability import ComputeCapability
-    from precast._abi.host import Gpu
+    from precast.core.capability import ComputeCapability
+    from precast.core.host import Gpu
 
     sure = gpus.Forecast((Gpu(0, ComputeCapability(9, 0), "from NVML"),), certain=True, note="")
     unsure = gpus.Forecast(sure.gpus, certain=False, note="two kinds")
@@ -114,7 +115,7 @@ def test_torch_is_believed_once_it_is_initialised_and_only_then(monkeypatch: pyt
     assert gpu_names(monkeypatch, cold, sure, certain=True) == (["from NVML"], False)
     assert gpu_names(monkeypatch, cold, unsure, certain=False) == (["from NVML"], False)
     assert gpu_names(monkeypatch, broken, unsure, certain=True) == (["from NVML"], False)
-    assert [gpu.name for gpu in probe._gpus(None, Settings(), certain=True)] == ["from NVML"]
+    assert [gpu.name for gpu in probe._gpus(None, certain=True)] == ["from NVML"]
     assert gpu_names(monkeypatch, cold, unsure, certain=True) == (["from torch"], True)
 
 
@@ -140,10 +141,10 @@ def test_the_current_gpu_is_torchs_and_there_is_none_without_it(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     for available, current in ((True, 3), (False, None)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        assert probe.current_gpu() == current
+        assert ours.current_gpu() == current
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
-    assert probe.current_gpu() is None
+    monkeypatch.setattr(ours.importlib.util, "find_spec", lambda name: None)
+    assert ours.current_gpu() is None
 
 
 def test_torchs_folder_is_found_without_importing_it(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import ComputeCapability
 from precast._builder import matrix
+from precast.core.capability import ComputeCapability
 from tests.kit import spawn
 from tests.kit.wheels import make_wheel
 from tools.verbs import nvrtc, tables
@@ -106,7 +106,7 @@ def test_a_label_is_one_table(changed: Changed, tmp_path: Path) -> None:
         assert "CUDA 14" in row and row.endswith("| 8.0, 8.6, 9.0, 10.0, 11.0, 12.0, 13.0 |")
     assert "| device code | CUDA label | 8 | 8 |" in (tree / "docs/concepts/wheels.md").read_text()
     known = (
-        "from precast._abi.served import *; from precast._abi.version import *; from precast._abi.capability import *;"
+        "from precast._abi.served import *; from precast.core.version import *; from precast.core.capability import *;"
         "print(LABELS[-1], sass_floor(CudaVersion(14, 0)), label_for(ComputeCapability(13, 0), None),"
         "label_for(ComputeCapability(7, 5), None))"
     )

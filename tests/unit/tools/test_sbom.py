@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast._abi.capability import GpuTarget
-from precast._abi.label import Label
-from precast._abi.torch_abi import parse_torch_abi
-from precast._abi.version import CudaVersion, Release
 from precast._builder import headers, matrix
 from precast._builder.wheel_file import moment_of, write_wheel
+from precast.core.capability import GpuTarget
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast.core.torch_abi import parse_torch_abi
+from precast.core.version import CudaVersion, Release
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import Asked, Audited
 from tools.shared.sbom import NAME, sbom

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, HostFile
-from precast._abi.capability import ComputeCapability
 from precast._abi.decision import Refuse, UsePrebuilt
-from precast._abi.version import CudaVersion
 from precast._builder import matrix
+from precast.core.capability import ComputeCapability
+from precast.core.manifest import BuildInfo, HostFile
+from precast.core.version import CudaVersion
 from tools.shared import served
 from tools.shared.cells import WheelCell, expand
 from tools.shared.served import TorchCell

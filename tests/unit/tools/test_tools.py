@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
-from precast._abi.capability import GpuTarget
-from precast._abi.label import Label
-from precast._abi.version import CudaVersion
 from precast._builder import matrix
+from precast.core.capability import GpuTarget
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile
+from precast.core.version import CudaVersion
 from tools import __main__ as tools_main
 from tools.guards import targets
 from tools.guards.targets import device_claims

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import Exact, parse_torch_abi
 from precast._builder import catalogue, classic_headers, flags, matrix
 from precast._builder.cache import Cache, default_root
+from precast.core.torch_abi import Exact, parse_torch_abi
 from precast.errors import KernelError
 from tools.shared import torch_symbols
 from tools.verbs import prove_classic

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import Settings
-from precast._abi.version import Release
 from precast._builder import matrix
 from precast._builder.cache import Cache
+from precast.core.version import Release
 from precast.errors import KernelError
 from tools.shared import build_drivers, packages, second_reader
 from tools.verbs import build, device, host, smoke

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.label import Label
-from precast._abi.torch_abi import ANY_TORCH, Exact, TorchAbi
-from precast._abi.version import CudaVersion, Release
 from precast._abi.violation import Violation
 from precast._builder import catalogue, matrix, packing
+from precast.core.capability import GpuTarget, TargetKind
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
+from precast.core.torch_abi import ANY_TORCH, Exact, TorchAbi
+from precast.core.version import CudaVersion, Release
 from tools.guards import archive, libraries, manifest, targets
 from tools.guards.subject import Asked, Audited, Guard, NoManifest, Verdict, judge
 from tools.shared.binaries import LibraryFacts, Undefined

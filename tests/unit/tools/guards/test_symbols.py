@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._abi.build_info import HostKind
-from precast._abi.torch_abi import ANY_TORCH, Exact, TorchAbi
-from precast._abi.version import Release
+from precast.core.manifest import HostKind
+from precast.core.torch_abi import ANY_TORCH, Exact, TorchAbi
+from precast.core.version import Release
 from tools.guards.symbols import _adapter, _of_the_system, check_symbols, exported_by
 from tools.shared.binaries import Undefined
 

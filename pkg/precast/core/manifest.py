@@ -7,18 +7,18 @@ It protects integrity, not authenticity.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from precast._abi import _reader as read
-from precast._abi._reader import ManifestError, NewerManifest
-from precast._abi.capability import DeviceCode, GpuTarget, TargetKind
-from precast._abi.label import Label
-from precast._abi.settings import is_index_url
-from precast._abi.torch_abi import AbiKind, TorchAbi, parse_torch_abi
-from precast._abi.value import value
-from precast._abi.version import CudaVersion, Release, dotted
+from . import reader as read
+from .capability import DeviceCode, GpuTarget, TargetKind
+from .label import Label
+from .reader import ManifestError, NewerManifest
+from .torch_abi import AbiKind, TorchAbi, parse_torch_abi
+from .value import value
+from .version import CudaVersion, Release, dotted
 
 __all__ = [
     "GUARD_MARK",
@@ -40,7 +40,7 @@ __all__ = [
 # The first characters of a guard, the short text in the place of a library.
 GUARD_MARK = '"""Made by precast.build'
 
-SCHEMA = 8
+SCHEMA = 9
 # The versions of precast that read this schema. A reader of an older schema names them in its error.
 READERS = ">=0.1.0"
 # The most that a file of device code may unpack to. The largest of ours has 3.5 MB.
@@ -137,7 +137,10 @@ class DeviceFile:
 class BuildInfo:
     """The output of one build. ``version`` has no label; ``compilers`` are (name, version) pairs.
 
-    ``index_url`` is the package index that the wheel is published on; None if the build was not given one.
+    ``index_url`` is the package index that the wheel is published on; None if the build was not given one. ``core`` has
+    version and sha256 of the copy of these modules that a wheel takes along; None for precast's own. ``changed`` are
+    the lines of the wheel's Python that open a library through the copy, each with its file and number. With
+    ``patches_loader`` the copy changes torch and importlib for the whole process instead.
     """
 
     version: str
@@ -150,6 +153,9 @@ class BuildInfo:
     host: tuple[HostFile, ...] = ()
     device: tuple[DeviceFile, ...] = ()
     index_url: str | None = None
+    core: tuple[str, str] | None = None
+    changed: tuple[tuple[str, str], ...] = ()
+    patches_loader: bool = False
 
     @property
     def files(self) -> dict[str, str]:
@@ -166,6 +172,8 @@ class BuildInfo:
         """Canonical text. Raises ManifestError if :meth:`from_json` would not read the same value back."""
         document = {"schema": SCHEMA, "readers": READERS, **_document(self), "label": self.label.text or None}
         document["compilers"] = [{"name": name, "version": version} for name, version in self.compilers]
+        document["changed"] = [{"file": file, "line": line} for file, line in self.changed]
+        document["core"] = None if self.core is None else {"version": self.core[0], "sha256": self.core[1]}
         document |= {"host": list(map(_host_document, self.host)), "device": list(map(_document, self.device))}
         text = json.dumps(document, indent=2, sort_keys=True) + "\n"
         if BuildInfo.from_json(text) != self:
@@ -177,14 +185,19 @@ class BuildInfo:
         """Read a manifest. A ManifestError names the JSON path of the mistake."""
         root = read.parse_object(text)
         if root.get("schema") != SCHEMA:
-            from precast._abi import _schemas  # most manifests are of this version
+            from . import schemas  # most manifests are of this version
 
-            root = _schemas.upgraded(root, SCHEMA)
+            root = schemas.upgraded(root, SCHEMA)
         known = read.fields(root, "$", _MANIFEST)
         del known["schema"], known["readers"]
         info = cls(**known)
         _check_whole(info)
         return info
+
+
+def is_index_url(text: str) -> bool:
+    """Whether a text is the URL of an index. It is printed in commands, so the check is strict."""
+    return re.fullmatch(r"(?:https?|file)://[A-Za-z0-9/._~:@%+-]+", text) is not None
 
 
 def by_file(device: Iterable[DeviceFile]) -> dict[str, list[DeviceFile]]:
@@ -281,6 +294,9 @@ _MANIFEST: Mapping[str, read.Reader[Any]] = {
     "host": read.each(read.record(HostFile, _HOST)),
     "device": read.each(read.record(DeviceFile, _DEVICE)),
     "index_url": read.optional(read.checked(is_index_url, "the URL of an index")),
+    "core": read.optional(read.pair("version", "sha256")),
+    "changed": read.each(read.pair("file", "line")),
+    "patches_loader": read.boolean,
 }
 
 

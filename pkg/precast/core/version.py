@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from precast._abi.value import value
+from .value import value
 
 # Compiling a pattern takes 0.1 ms, 0.3 ms for the longest here, and a first call would need a dozen. So everything that
 # is read at each start is parsed by hand, here and in the rest of this package. Patterns stay text; ``re`` compiles and

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precast._abi.build_info import HostFile
-from precast._abi.capability import TargetKind
-from precast._abi.decision import Reason
-from precast._abi.host import Gpu, Host
+from .capability import TargetKind
+from .host import Gpu, Host
+from .manifest import HostFile
+from .reasons import Reason
 
 
 def unmet(file: HostFile, host: Host) -> Iterator[tuple[Reason, str, str]]:

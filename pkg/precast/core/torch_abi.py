@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from precast._abi.value import value
-from precast._abi.version import Release, TorchVersion
+from .value import value
+from .version import Release, TorchVersion
 
 _HEX = frozenset("0123456789abcdef")
 

@@ -6,10 +6,13 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from precast.errors import block
+from .errors import block
 
 # What an editable install adds to a guard, and to the module of device code.
-LINE = "\n__import__('precast.build').build.editable(__name__, __file__, {root!r}, {sources!r})\n"
+LINE = """
+from {core}.edited import editable
+editable(__name__, __file__, {root!r}, {sources!r})
+"""
 
 
 def editable(module: str, file: str, root: str, sources: Sequence[str]) -> None:
@@ -17,8 +20,8 @@ def editable(module: str, file: str, root: str, sources: Sequence[str]) -> None:
     built = Path(file).stat().st_mtime
     for source in (Path(root, name) for name in sources):
         if source.is_file() and source.stat().st_mtime > built:
-            from precast._builder import installer
+            from . import pip
 
-            command = f"{installer.install_command()} --no-build-isolation --no-deps --editable {root}"
+            command = f"{pip.install_command()} --no-build-isolation --no-deps --editable {root}"
             warnings.warn(block(f"{module} is older than {source}", fix=command), stacklevel=2)
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from precast._abi._reader import ManifestError, NewerManifest, integer
+from .reader import ManifestError, NewerManifest, integer
 
 # A requirement as pip takes it, without a character that a shell would read: it is printed in a command.
 _READERS = re.compile(r">=[0-9]+(?:\.[0-9A-Za-z]+)*")
@@ -60,6 +60,11 @@ def _to_8(document: Document) -> Document:
     return _with_hosts(document, links=[])
 
 
+def _to_9(document: Document) -> Document:
+    """Schema 9 names the copy of the core in a wheel, and what opens libraries by path."""
+    return _with(document, core=None, changed=[], patches_loader=False)
+
+
 def _with_hosts(document: Document, **added: object) -> Document:
     """The document with keys in each host file that its own schema did not have."""
     hosts = document.get("host")
@@ -77,4 +82,4 @@ def _with(document: Document, **added: object) -> Document:
 
 
 # From each schema to the next, since the first release's.
-UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8}
+UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9}

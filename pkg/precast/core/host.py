@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
-from precast._abi.value import value
-from precast._abi.version import CudaVersion, Release, TorchVersion
+from .capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from .value import value
+from .version import CudaVersion, Release, TorchVersion
 
 
 @value(frozen=True)

@@ -6,17 +6,13 @@ alternative fixes, the most likely first; and where to read more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from precast._abi import remedy
-from precast._abi.build_info import BuildInfo
-from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, NO_TORCH, TRITON_CANDIDATE, Reason, Rejection
-from precast._abi.host import Gpu, Host
-from precast.errors import block
+from .errors import block
+from .host import Gpu, Host
+from .reasons import EVERYTHING, JIT_CANDIDATE, NO_TORCH, TRITON_CANDIDATE, Reason, Rejection
 
 MOST_ACTIONS = 3
-
-Fix = Callable[[Rejection], str]  # the command that removes a reason, or nothing; :func:`precast._abi.remedy.of`
 
 
 def explain(
@@ -84,47 +80,6 @@ def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     )
 
 
-def actions_for(rejections: Iterable[Rejection], fix: Fix) -> tuple[str, ...]:
-    """Up to three commands, each of which removes every obstacle on one way to the op.
-
-    An obstacle that blocks all ways comes first, because it must be removed. Otherwise there are three ways: other
-    prebuilt files, a build here, and Triton. A way with an obstacle that no command removes is not offered.
-    """
-    rejections = tuple(rejections)
-    blocks = [r for r in rejections if r.candidate == EVERYTHING and r.reason not in _TRITON_HELPS]
-    if blocks:
-        return _whole(map(fix, blocks))
-    pieces = list(dict.fromkeys(r.piece for r in rejections if r.candidate != TRITON_CANDIDATE))
-    of = {piece: [r for r in rejections if r.piece == piece and r.candidate != TRITON_CANDIDATE] for piece in pieces}
-    ways = (
-        _whole(_first(of[piece], fix) for piece in pieces),
-        _whole(_all(of[piece], JIT_CANDIDATE, fix) for piece in pieces),
-        _whole([_all(rejections, TRITON_CANDIDATE, fix)]),
-    )
-    return tuple(dict.fromkeys(command for way in ways for command in way))[:MOST_ACTIONS]
-
-
-# Triton can serve these GPUs, which have no other kernels.
-_TRITON_HELPS = {Reason.HIP, Reason.XPU}
-
-
-def _whole(steps: Iterable[str]) -> tuple[str, ...]:
-    """The steps as one command; nothing if a step has no command."""
-    steps = tuple(steps)
-    return (remedy.both(steps),) if steps and all(steps) else ()
-
-
-def _first(rejections: Iterable[Rejection], fix: Fix) -> str:
-    """The first command, because the rejected files are alternatives."""
-    return next(filter(None, (fix(r) for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE))), "")
-
-
-def _all(rejections: Iterable[Rejection], candidate: str, fix: Fix) -> str:
-    """All commands together, because every one of these things is missing."""
-    steps = [fix(r) for r in rejections if r.candidate == candidate]
-    return remedy.both(steps) if all(steps) else ""
-
-
 def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str:
     """One clause for a log line: the rejection that best explains why a piece was not simply used.
 
@@ -144,9 +99,8 @@ def _most_telling(rejections: Sequence[Rejection]) -> Sequence[Rejection]:
     return [r for r in rejections if r.reason not in usual][:1] or rejections[:1]
 
 
-def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> str:
-    """The facts for a bug report, in one line; ``version`` is that of the code, by default the manifest's."""
-    package = version if build_info is None else f"{version or build_info.version}{build_info.label.local}"
+def environment(host: Host, judge: str) -> str:
+    """The facts for a bug report, in one line; ``judge`` is what looked at them, such as ``precast 1.0+cu130``."""
     torch = "no torch"
     if host.torch is not None:
         info = host.torch
@@ -157,7 +111,7 @@ def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> 
     driver = f"driver for CUDA {host.driver}" if host.driver else "no NVIDIA driver"
     libc = f"glibc {host.glibc}" if host.glibc else "no glibc"
     parts = (
-        f"precast {package}".strip(),
+        *filter(None, [judge]),
         torch,
         driver,
         *(gpu_text(gpu) for gpu in host.gpus),

@@ -10,10 +10,10 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from precast._abi.capability import ComputeCapability
-from precast._abi.host import Gpu
-from precast._abi.value import value
-from precast._abi.version import CudaVersion
+from .capability import ComputeCapability
+from .host import Gpu
+from .value import value
+from .version import CudaVersion
 
 _NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR

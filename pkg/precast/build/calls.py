@@ -1,0 +1,191 @@
+"""The calls in a wheel's own Python that open a library by its path, and the same calls through the wheel's core.
+
+``torch.ops.load_library(path)`` becomes ``torch.ops.load_library(<core>.resolve(path))``: a guard's path gives the
+library behind it, any other path stays as it is. Only the argument is put in parentheses, so lines keep their numbers,
+and the file must mean the same but for that.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from precast.errors import KernelError
+
+_NAME = "load_library"
+# Functions that take the path of a library, each with the place and the keyword of that argument.
+_TAKE = {
+    "load_library": (0, "path"),
+    "spec_from_file_location": (1, "location"),
+    "ExtensionFileLoader": (1, "path"),
+    "CDLL": (0, "name"),
+    "PyDLL": (0, "name"),
+    "LoadLibrary": (0, "name"),
+}
+_NEWLINE = re.compile(r"\r\n?|\n")
+_CALLED = "resolve"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file of a wheel: its path, text, encoding by byte order mark and cookie, and statements."""
+
+    where: str
+    text: str
+    encoding: str
+    tree: ast.Module
+
+
+def read(content: bytes, where: str) -> Source:
+    """A file of Python that can be changed. KernelError if it cannot be read."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        text = content.decode(encoding)
+        return Source(where, text, encoding, ast.parse(text))
+    except (SyntaxError, ValueError, LookupError, RecursionError) as error:
+        needed = "Python that can be read here, as it may open a library by its path"
+        raise KernelError(f"{where} cannot be changed", found=str(error), needed=needed) from error
+
+
+def asks(content: bytes) -> bool:
+    """Whether a file may open a library by its path."""
+    return any(name.encode() in content for name in _TAKE)
+
+
+def of_wheel(files: Mapping[str, bytes], guards: Collection[str]) -> list[tuple[str, Source]]:
+    """The files of a wheel that open the library behind a guard by its path.
+
+    KernelError for a guard that no call opens, and for a use of ``torch.ops.load_library`` that is no call with a path:
+    neither can be changed in the wheel's own Python.
+    """
+    sources = [read(content, where) for where, content in sorted(files.items())
+               if where.endswith(".py") and where not in guards and asks(content)]  # fmt: skip
+    by_path = sorted(where for where in guards if where.endswith(".so"))
+    stuck = [place for source in sources for place in unchangeable(source)]
+    if stuck:
+        raise _refused(stuck[0], "a use of torch.ops.load_library that is no call with a path")
+    if by_path and not any(opens(source) for source in sources):
+        raise _refused(by_path[0], "no call of torch.ops.load_library in the wheel's Python: another package opens it")
+    asking = [one for one in sources if by_path or opens(one)]  # otherwise Python imports every guard
+    if alone := [one.where for one in asking if "/" not in one.where]:
+        raise _refused(alone[0], "a module of no package, which cannot import the copy")
+    return [(one.where, one) for one in asking]
+
+
+def _refused(place: str, found: str) -> KernelError:
+    return KernelError(
+        f"{place} cannot be opened by its path",
+        found=found,
+        needed="calls in the wheel's own Python, which a guard can change",
+        fix="python -m precast.build guard --patch-loader ...  # wraps torch.ops.load_library for the whole process",
+    )
+
+
+def through(source: Source, core: str, level: int) -> bytes:
+    """The file with its calls through the core; unchanged if it has no others.
+
+    ``core`` is the package of the copy and ``level`` the number of dots before it, as for ``__import__``.
+    """
+    starts = [0, *(found.end() for found in _NEWLINE.finditer(source.text))]
+    before = f"__import__({core + '.opening'!r}, globals(), None, [{_CALLED!r}], {level}).{_CALLED}("
+    points = list[tuple[int, str]]()
+    for argument in _arguments(source.tree):
+        points.append((_offset(source.text, starts, argument.lineno, argument.col_offset), before))
+        points.append((_offset(source.text, starts, argument.end_lineno or 0, argument.end_col_offset or 0), ")"))
+    text = source.text
+    for at, added in sorted(points, reverse=True):
+        text = f"{text[:at]}{added}{text[at:]}"
+    made = text.encode(source.encoding)
+    if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(ast.parse(source.text))):
+        raise KernelError(f"{source.where} cannot be changed", found="a file that would mean something else")
+    return made
+
+
+def in_place(source: Source) -> tuple[tuple[int, str], ...]:
+    """The lines with calls that go through a core already."""
+    lines = _NEWLINE.split(source.text)
+    numbers = sorted(
+        {node.lineno for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _is_resolved(node)}
+    )
+    return tuple((number, lines[number - 1].strip()) for number in numbers)
+
+
+def opens(source: Source) -> bool:
+    """Whether a file has a call of ``torch.ops.load_library`` with a path, through a core or not."""
+    return any(_is_of_torch(node) for node in ast.walk(source.tree))
+
+
+def unchangeable(source: Source) -> Iterator[str]:
+    """Each use of ``torch.ops.load_library`` that is no call with a path of its own, as ``file:line: text``."""
+    called = {id(node.func) for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _is_of_torch(node)}
+    lines = _NEWLINE.split(source.text)
+    for node in ast.walk(source.tree):
+        if _names_it(node) and id(node) not in called:
+            line = getattr(node, "lineno", 1)
+            yield f"{source.where}:{line}: {lines[line - 1].strip()}"
+
+
+def _names_it(node: ast.AST) -> bool:
+    """Whether a node is the function of torch: an attribute of ``ops`` or ``classes``, or its name for ``getattr``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == _NAME and ast.unparse(node.value).rpartition(".")[2] in ("ops", "classes")
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").endswith("ops") and any(alias.name == _NAME for alias in node.names)
+    return isinstance(node, ast.Constant) and node.value == _NAME
+
+
+def _is_of_torch(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _names_it(node.func) and _argument(node) is not None
+
+
+def _arguments(tree: ast.AST) -> Iterator[ast.expr]:
+    """The path in each call that takes one and is not yet changed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            argument = _argument(node)
+            if argument is not None and not _is_resolved(argument):
+                yield argument
+
+
+def _argument(node: ast.Call) -> ast.expr | None:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == _NAME and not _names_it(node.func):
+        return None
+    place, keyword = _TAKE.get(name, (0, ""))
+    if not keyword:
+        return None
+    if len(node.args) > place and not any(isinstance(one, ast.Starred) for one in node.args[: place + 1]):
+        return node.args[place]
+    return next((one.value for one in node.keywords if one.arg == keyword), None)
+
+
+def _is_resolved(node: ast.AST) -> bool:
+    """Whether a node is ``__import__(...).resolve(path)``, as :func:`through` writes it."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == _CALLED):
+        return False
+    made = node.func.value
+    if not (isinstance(made, ast.Call) and ast.unparse(made.func) == "__import__" and len(made.args) == 5):
+        return False
+    return ast.unparse(made.args[0]).endswith(".opening'") and ast.unparse(made.args[3]) == f"[{_CALLED!r}]"
+
+
+class _Without(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return node.args[0] if _is_resolved(node) else node
+
+
+def _without(tree: ast.Module) -> ast.Module:
+    """The statements as they were before the change."""
+    _Without().visit(tree)
+    return tree
+
+
+def _offset(text: str, starts: list[int], line: int, column: int) -> int:
+    """A place of ``ast``, which counts the bytes of UTF-8, as an index of the text."""
+    start = starts[line - 1]
+    return start + len(text[start:].encode("utf-8", "surrogatepass")[:column].decode("utf-8", "surrogatepass"))

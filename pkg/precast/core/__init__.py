@@ -1,0 +1,1 @@
+"""Proves that a compiled file fits this process, before anything of it is opened."""
