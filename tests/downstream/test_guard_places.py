@@ -11,6 +11,7 @@ import pytest
 
 from precast.build import __main__ as build_main
 from precast.build import audit
+from precast.core.version import TorchVersion
 from tests.downstream.finished import (
     INIT,
     MODULE,
@@ -213,3 +214,52 @@ def test_a_wider_tag_keeps_the_python_that_was_promised(tmp_path: Path, make: Ma
     assert "-py3-none-" in wheel.name
     said = next(data for name, data in held(wheel).items() if name.endswith("/METADATA")).decode()
     assert "\nRequires-Python: >=3.11\n" in said
+
+
+FOLDERS = INIT + "torch.ops.load_library(__import__('os').path.dirname(__file__) + '/{}/lib/libops.so')\n"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_each_of_several_libraries_is_for_the_torch_of_its_folder(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    """As in vesin-torch, whose own Python takes the folder of its torch; or a pattern says which torch that is."""
+    code = {mark: library(tmp_path, OPS.format(mark=mark), "-Wl,-soname,libops.so") for mark in ("new", "newer", "old")}
+    this, other = TorchVersion.parse(this_torch()).release, TorchVersion.parse(other_torch(-1)).release
+    folders = {mark: mark for mark in code}
+    if named:
+        folders = {"new": f"torch-{this}", "newer": f"torch-{other}", "old": "torch-2.3"}
+    files: dict[str, bytes | str] = {"ops/__init__.py": FOLDERS.format(folders["new"])}
+    wheel = make(files | {f"ops/{folders[mark]}/lib/libops.so": data for mark, data in code.items()})
+    stated = () if named else (f"*/new/*={this_torch()}", f"ops/newer/lib/libops.so={other}", "*/old/*=2.3")
+    options = [word for text in stated for word in ("--torch", text)]
+    assert build_main.main(["guard", str(wheel), *options, "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert f"is for torch 2.4 and newer: ops/{folders['old']}/lib/libops.so, for 2.3\n" in said
+    assert "2 libraries, 1 imported here" in said
+    (made,) = (tmp_path / "out").iterdir()
+    assert made.name.startswith("ops-1.0-") and not any(f"/{folders['old']}/" in name for name in held(made))
+    site(made)
+    importlib.import_module("ops")
+    import torch
+
+    (opened,) = [path for path in torch.ops.loaded_libraries if str(tmp_path) in path]
+    assert f"/{folders['new']}/lib/libops.torch-{this}" in opened
+
+
+def test_a_torch_that_is_stated_for_no_library_or_twice_is_refused(
+    tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = library(tmp_path, OPS.format(mark=1))
+    files: dict[str, bytes | str] = {"ops/__init__.py": INIT, "ops/one/_ops.so": code, "ops/two/_more.so": code}
+    wheel = make(files)
+    said = refused(capsys, tmp_path / "out", wheel, "--torch", "*/three/*=2.13")
+    assert f"--torch '*/three/*=2.13.0' takes no library of {wheel.name}" in said
+    assert "found   ops/one/_ops.so, ops/two/_more.so\n" in said
+    said = refused(capsys, tmp_path / "out", wheel, "--torch", this_torch(), "--torch", "ops/one/*=2.3")
+    assert "ops/one/_ops.so cannot be guarded\n  found   a build for torch 2.3\n" in said, "nothing stands in for it"
+    for torches, why in ((("2.13", "2.12"), "2.13.0 and 2.12.0 for the same"), (("*=new",), "not a torch version")):
+        options = [f"--torch={text}" for text in torches]
+        with pytest.raises(SystemExit):
+            build_main.main(["guard", str(wheel), *options, "-o", str(tmp_path / "out")])
+        assert why in capsys.readouterr().err

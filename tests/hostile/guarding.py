@@ -20,13 +20,13 @@ from email import message_from_bytes
 from pathlib import Path, PurePosixPath
 
 from precast.build import answering, guarding
+from precast.build.stated import Stated
 from precast.core.manifest import BuildInfo
-from precast.core.version import TorchVersion
 from precast.errors import KernelError
 from tests.kit import spawn
 
 PLATFORM = f"linux_{platform.machine()}"
-TORCHES = TorchVersion.parse("2.9.0"), TorchVersion.parse("2.8.0")
+TORCHES = Stated.parse(["2.9.0"]), Stated.parse(["2.8.0"])
 # No torch is needed: a stub has its file name, and each library needs one name of its classic C++.
 NAMES = "namespace at { int get_num_threads(); }\n"
 OPS = NAMES + 'extern "C" int mark() {{ return at::get_num_threads() + {mark}; }}\n'
@@ -224,7 +224,7 @@ def judge(case: Case, code: Mapping[str, bytes], folder: Path) -> str:
     return how
 
 
-def _output(case: Case, wheels: list[Path], torch: TorchVersion, folder: Path) -> Path:
+def _output(case: Case, wheels: list[Path], torch: Stated, folder: Path) -> Path:
     out = folder / "out"
     if case.out == "there":
         out.mkdir()

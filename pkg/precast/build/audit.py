@@ -98,14 +98,14 @@ def _manifests(root: Path) -> list[Path]:
 
 
 def _guards(root: Path) -> Iterator[str]:
-    """The module of each guard in a wheel whose manifests can be read."""
+    """The path of each guard in a wheel whose manifests can be read, as a module's: without a suffix."""
     for manifest in _manifests(root):
         info = prebuilt.load_build_info(manifest.parent)
         for file in () if info is None else info.host:
             guard = _guard(manifest.parent, file)
             if guard is not None:
                 where = guard.parent if guard.name == "__init__.py" else guard.with_suffix("")
-                yield ".".join(where.relative_to(root).parts)
+                yield where.relative_to(root).as_posix()
 
 
 def _guard(folder: Path, file: HostFile) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from precast._builder import archives, torch_names, xray, xray_verdict
 from precast.build import facts, linked, wheel
+from precast.build.stated import NOTHING, Stated, is_classic, without_old
 from precast.core import opening, verify
 from precast.core.label import Label
 from precast.core.manifest import BuildInfo, DeviceFile, HostFile, HostKind
@@ -39,8 +41,9 @@ class Finished:
     """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else.
 
     ``local`` is what its version says of the torch that it is bound to: ``cu130.torch2.13``, or nothing. ``left`` has
-    the libraries that stay as they are, because neither import nor torch opens them. ``build`` and ``python`` are parts
-    of its name, ``programs`` the files that installers make executable.
+    the libraries that stay as they are, because neither import nor torch opens them, ``old`` those for a torch that
+    precast is not for, left out. ``build`` and ``python`` are parts of its name, ``programs`` the files that installers
+    make executable.
     """
 
     path: Path
@@ -53,6 +56,7 @@ class Finished:
     guards: frozenset[str] = frozenset()
     local: str = ""
     left: tuple[HostFile, ...] = ()
+    old: tuple[xray.Library, ...] = ()
     build: str = ""
     python: str = ""
     programs: frozenset[str] = frozenset()
@@ -63,12 +67,12 @@ class Finished:
         return f"{self.name}-{self.version}.dist-info"
 
 
-def read(path: Path, torch: TorchVersion | None) -> Finished:
-    """Read a wheel; ``torch`` is the one that built it, if the wheel does not say so.
+def read(path: Path, stated: Stated) -> Finished:
+    """Read a wheel; ``stated`` has the torch that built its libraries, where the wheel does not say so.
 
     KernelError for a library that no guard can stand for, and for one whose torch is not known.
     """
-    contents = xray.read(path)
+    contents, outdated = without_old(stated.told(xray.read(path)))
     for library in contents.libraries:
         if xray_verdict.is_foreign(PurePosixPath(library.path).name):
             raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library",
@@ -82,11 +86,11 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
         if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
             raise KernelError(f"{path} is not a wheel", found=f"no {name} in it", needed="one in its .dist-info")
     manifests = _manifests(files)
-    label = _label(contents.version, torch)
-    if not label.text and manifests:
-        label = manifests[0][1].label
+    default = manifests[0][1].label if manifests else Label("")
+    labels = {_label(contents.version, stated.of(one.path), default) for one in contents.libraries}
+    label = labels.pop() if len(labels) == 1 else default
     made = Finished(path, match["name"], contents.version, match["platform"], label, {})
-    taken = set[str]()
+    taken = {one.path for one in outdated}
     for folder, info, listed in manifests:
         paths = {file.path: _placed(file) for file in info.host}
         hosts = [
@@ -110,12 +114,13 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
     taken |= {one.path for one in libraries} - stay
     rest = {where: data for where, data in files.items() if where not in taken}
     _refuse_two_meanings(path, set(guards.values()), rest)
-    for folder, entries in _folders(contents, libraries, guards, torch, label).items():
+    for folder, entries in _folders(contents, libraries, guards, stated, default).items():
         old = made.folders.get(folder, Folder((), (), {}))
         data = old.data | {entry.path: library.data for library, entry in entries}
         made.folders[folder] = Folder((*old.hosts, *(entry for _, entry in entries)), old.device, data)
-    bound = any(isinstance(file.abi, Exact) for folder in made.folders.values() for file in folder.hosts)
-    local = wheel.local_of(label, torch.release) if torch is not None and label.text and bound else ""
+    hosts = [file for folder in made.folders.values() for file in folder.hosts]
+    bound = {file.abi.release for file in hosts if isinstance(file.abi, Exact)}
+    local = wheel.local_of(label, bound.pop()) if stated != NOTHING and label.text and len(bound) == 1 else ""
     return replace(
         made,
         rest=rest,
@@ -124,6 +129,7 @@ def read(path: Path, torch: TorchVersion | None) -> Finished:
         programs=programs & rest.keys(),
         guards=frozenset(guards.values()),
         local=contents.version.partition("+")[2] or local,
+        old=outdated,
         left=tuple(replace(facts.entry(one, None, label), path=one.path) for one in left),
     )
 
@@ -155,10 +161,10 @@ def _manifests(files: dict[str, bytes]) -> list[tuple[str, BuildInfo, tuple[str,
     return found
 
 
-def _label(version: str, torch: TorchVersion | None) -> Label:
-    """The CUDA label of a wheel: of the torch that built it, or of its own local version."""
+def _label(version: str, torch: TorchVersion | None, default: Label) -> Label:
+    """The CUDA label of a library: of the torch that built it, or of the local version of its wheel."""
     found = _LABEL.search((torch.local or "") if torch is not None and torch.local else version.partition("+")[2])
-    return Label(found[1] if found else "")
+    return Label(found[1]) if found else default
 
 
 def _places(library: xray.Library) -> tuple[str, str]:
@@ -167,25 +173,24 @@ def _places(library: xray.Library) -> tuple[str, str]:
     A Python module leaves a Python file. Any other library leaves a file of its own kind, because packages look for it
     with a finder of extension modules. A module of no package becomes a package of its name.
     """
-    package, _, _ = library.module.rpartition(".")
+    package = posixpath.dirname(library.path)  # also torch-2.10/lib, which has a dot
     name = opening.name_of(PurePosixPath(library.path).name)
     if not package and not library.is_module:
         raise _bad(library, "ops of torch at the top of the wheel, in no package", "a package that holds the library")
     if not package:
         return f"{name}/_C", f"{name}/__init__.py"
-    folder = "/".join([*package.split("."), *inside(package)])
-    return folder, f"{package.replace('.', '/')}/{name}{'.py' if library.is_module else '.so'}"
+    folder = "/".join([package, *inside(package.replace("/", "."))])
+    return folder, f"{package}/{name}{'.py' if library.is_module else '.so'}"
 
 
 def _folders(
-    contents: xray.Contents, libraries: list[xray.Library], guards: Mapping[str, str], torch: TorchVersion | None,
-    label: Label,
+    contents: xray.Contents, libraries: list[xray.Library], guards: Mapping[str, str], stated: Stated, default: Label,
 ) -> dict[str, list[tuple[xray.Library, HostFile]]]:  # fmt: skip
     """The libraries in the folder of each manifest, with their entries.
 
     Helpers are in each folder that needs them. A guarded library is in the folder of the package that links it.
     """
-    alone = {one.path: _entry(contents, one, torch, label, helper=one.path not in guards) for one in libraries}
+    alone = {one.path: _entry(contents, one, stated, default, helper=one.path not in guards) for one in libraries}
     links = {one.path: linked.by(one, libraries) for one in libraries}
     places = {one.path: _places(one)[0] for one in libraries if one.path in guards}
     for library in libraries:
@@ -207,10 +212,10 @@ def _folders(
     return {folder: list(entries.values()) for folder, entries in found.items()}
 
 
-def _entry(
-    contents: xray.Contents, library: xray.Library, torch: TorchVersion | None, label: Label, *, helper: bool
-) -> HostFile:
+def _entry(contents: xray.Contents, library: xray.Library, stated: Stated, default: Label, *, helper: bool) -> HostFile:
     """The manifest entry of a library. KernelError for one that no guard can stand for."""
+    torch = stated.of(library.path)
+    label = _label(contents.version, torch, default)
     if library.python == "unknown":
         raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
     if library.bound.cudart is None and library.bound.torch_cuda and label.cuda is None:
@@ -245,7 +250,8 @@ def _refuse_opened_by_code(library: xray.Library, guarded: list[xray.Library]) -
     for one in guarded:
         name = PurePosixPath(one.path).name
         linked_or_same = one.data == library.data or one.info.soname in library.info.needed
-        if not linked_or_same and any(mark + name.encode() + b"\0" in library.data for mark in (b"\0", b"/")):
+        marks = (b"/",) if library.info.soname == name else (b"\0", b"/")  # its own SONAME opens nothing
+        if not linked_or_same and any(mark + name.encode() + b"\0" in library.data for mark in marks):
             found = f"that {library.path} has its file name, as code has that opens it itself"
             raise _bad(one, found, "a library that only import or torch.ops.load_library opens")
 
@@ -268,7 +274,7 @@ def _shown(libraries: list[xray.Library]) -> str:
 
 def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersion | None) -> Exact | None:
     """The torch that built a library with classic C++: the given or stated one, or the only one with all names."""
-    if not library.needs_torch or (library.shims and not library.bound.classic):
+    if not is_classic(library):
         return None
     missing = library.missing()
     fitting = [release for release, names in missing.items() if not names]
@@ -281,7 +287,9 @@ def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersio
         raise _bad(library, found, "the torch that built it", fix)
     if missing.get(release):
         found = f"{missing[release][0]}, which torch {release} does not have"
-        raise _bad(library, found, f"torch {', '.join(map(str, fitting)) or 'of another release'}")
+        given = shlex.quote(f"{library.path}={fitting[-1]}") if fitting else ""
+        fix = f"python -m precast.build guard --torch {given} {contents.name} -o out" if fitting else ""
+        raise _bad(library, found, f"torch {', '.join(map(str, fitting)) or 'of another release'}", fix)
     if release < CLASSIC_FLOOR:
         raise _bad(library, f"a build for torch {release}", f"one for torch {CLASSIC_FLOOR} or newer")
     default = next((one.cxx11 for one in torch_names.recorded() if one.release == release), True)

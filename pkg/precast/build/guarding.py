@@ -19,7 +19,8 @@ from precast._builder import staging, wheel_file
 from precast._builder.staging import Staged
 from precast.build import alone, audit, described, finished, merging, platforms, wheel
 from precast.build.finished import Finished
-from precast.core.version import TorchVersion
+from precast.build.stated import NOTHING, Stated
+from precast.core.torch_abi import CLASSIC_FLOOR
 from precast.errors import KernelError
 
 
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL", help="finished wheels, of any build system")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="the folder for guarded wheels")
     parser.add_argument(
-        "--torch", type=TorchVersion.parse, metavar="VERSION",
-        help="the torch that built wheels which do not say it: 2.13.0 or 2.13.0+cu130",
+        "--torch", action="append", default=[], metavar="[GLOB=]VERSION",
+        help="the torch that built what does not say it: 2.13.0+cu130; or what has such a path: '*/new/*=2.13'",
     )  # fmt: skip
     parser.add_argument(
         "--manylinux", action="store_true", help="the manylinux tag that the libraries keep, for a plain Linux tag"
@@ -40,9 +41,13 @@ def main(arguments: Sequence[str]) -> int:
         help="wrap torch.ops.load_library for the whole process, where another package opens the libraries by path",
     )  # fmt: skip
     options = parser.parse_args(arguments)
+    try:
+        stated = Stated.parse(options.torch)
+    except ValueError as error:
+        parser.error(str(error))
     how = How(options.manylinux, options.patch_loader)
     try:
-        return int(not audited(options.wheels, options.out, options.torch, how))
+        return int(not audited(options.wheels, options.out, stated, how))
     except KernelError as error:
         print(error, file=sys.stderr)
         return 2
@@ -59,23 +64,23 @@ class How:
 _USUAL = How()
 
 
-def audited(wheels: Sequence[Path], out: Path, torch: TorchVersion | None = None, how: How = _USUAL) -> list[Path]:
+def audited(wheels: Sequence[Path], out: Path, stated: Stated = NOTHING, how: How = _USUAL) -> list[Path]:
     """:func:`guard`, and the audit's report of its output. Empty, and nothing is written, if the audit refused one."""
     with staging.staged(out, wheels) as staged:
-        made = _guarded(wheels, staged, torch, how)
+        made = _guarded(wheels, staged, stated, how)
         return [] if audit.report(made) else staged.place()
 
 
-def guard(wheels: Sequence[Path], out: Path, torch: TorchVersion | None = None, how: How = _USUAL) -> list[Path]:
+def guard(wheels: Sequence[Path], out: Path, stated: Stated = NOTHING, how: How = _USUAL) -> list[Path]:
     """Write one guarded wheel for each distribution, version and platform. KernelError says which wheels differ."""
     with staging.staged(out, wheels) as staged:
-        _guarded(wheels, staged, torch, how)
+        _guarded(wheels, staged, stated, how)
         return staged.place()
 
 
-def _guarded(wheels: Iterable[Path], staged: Staged, torch: TorchVersion | None, how: How) -> list[Path]:
+def _guarded(wheels: Iterable[Path], staged: Staged, stated: Stated, how: How) -> list[Path]:
     groups: dict[tuple[str, ...], list[Finished]] = {}
-    for one in (finished.read(path, torch) for path in wheels):
+    for one in (finished.read(path, stated) for path in wheels):
         machine = "aarch64" if one.platform.endswith("aarch64") else "x86_64"
         groups.setdefault((one.name, one.version.partition("+")[0], one.build, machine), []).append(one)
     return [_write(group, staged, how) for _, group in sorted(groups.items())]
@@ -108,6 +113,8 @@ def _write(group: list[Finished], staged: Staged, how: How) -> Path:
         print(f"{path.name}: left as it is, because neither import nor torch opens it: {place}")
     if why:
         print(f"{path.name}: requires precast, because {why}")
+    for place, release in sorted({(old.path, old.stated) for one in group for old in one.old}):
+        print(f"{path.name}: left out, because precast is for torch {CLASSIC_FLOOR} and newer: {place}, for {release}")
     wheel_file.write_wheel(path, dist_info, files, int(os.environ.get("SOURCE_DATE_EPOCH", "0")), programs)
     return path
 

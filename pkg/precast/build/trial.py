@@ -6,11 +6,12 @@ A crash is for example a schema that C++ and Python both define: torch ends the 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from precast._abi.violation import Violation
 from precast._builder import process, python
@@ -22,7 +23,7 @@ _BEGUN, _IMPORTED, _SKIPPED = "begun", "imported", "skipped"
 
 
 def run(root: Path, modules: Sequence[str], work: Path) -> tuple[int, list[Violation]]:
-    """Import modules of the unpacked wheel at ``root``; return how many were, and a violation for each failure.
+    """Import modules of the unpacked wheel at ``root``, given by path; return how many were, and the failures.
 
     A module that does not fit this machine, or needs a package that is not here, is left out.
     """
@@ -38,13 +39,13 @@ def run(root: Path, modules: Sequence[str], work: Path) -> tuple[int, list[Viola
         if last[1] == _BEGUN:
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             tail = (said.strip().splitlines() or ["nothing was said"])[-1]
-            found.append(Violation("import", last[0], "a process that goes on", f"{how}: {tail}"))
+            found.append(Violation("import", last[0].replace("/", "."), "a process that goes on", f"{how}: {tail}"))
         left = left[left.index(last[0]) + 1 :]
     return imported, found
 
 
 def _failed(name: str, why: str) -> Violation:
-    return Violation("import", name, "a module that can be imported, as it fits this machine", why)
+    return Violation("import", name.replace("/", "."), "a module that can be imported, as it fits this machine", why)
 
 
 def _read(report: Path) -> Iterator[tuple[str, str]]:
@@ -55,17 +56,16 @@ def _read(report: Path) -> Iterator[tuple[str, str]]:
 
 def _try(name: str, root: Path) -> str:
     """Import one module in this process; return the verdict."""
-    package, _, last = name.rpartition(".")
-    place = root.joinpath(*(package or name).split("."))
+    *folders, last = PurePosixPath(name).parts
+    place = root.joinpath(*(folders or [last]))
     try:
-        opening.fit(
-            opening.wheel_in(opening.manifest_of(place, last)), last
-        )  # imports nothing of a wheel that does not fit
+        opening.fit(opening.wheel_in(opening.manifest_of(place, last)), last)  # imports nothing
     except PrebuiltRefused:
         return _SKIPPED  # for another torch, Python or machine
     library = place / f"{last}.so"
+    packages = itertools.takewhile(lambda one: "." not in one, folders)  # torch-2.10 is none
     try:
-        importlib.import_module(package if library.is_file() and package else name)
+        importlib.import_module(".".join(packages if library.is_file() else [*folders, last]))
         if library.is_file():  # a guard that only torch.ops.load_library takes
             _open(library)
     except Exception as error:  # noqa: BLE001 - the module is somebody else's, and whatever it raises is the verdict

@@ -29,6 +29,7 @@ from precast._load import probe
 from precast._version import __version__
 from precast.build import environments, guarding, planning
 from precast.build.environments import Environment, Job
+from precast.build.stated import Stated
 from precast.core.label import Label
 from precast.errors import KernelError
 
@@ -154,7 +155,7 @@ def build(tree: Path, job: Job, work: Path, settings: Settings, variables: Mappi
         environments.run(command, place, env | dict(variables or {}), f"{tree.name} for {job.name}", told.tell)
         (wheel,) = (place / "dist").glob("*.whl")
         sizes = [len(one.data) for one in xray.read(wheel).libraries]
-        (guarded,) = guarding.guard([wheel], work / "guarded", replace(job.torch, local=str(job.label)))
+        (guarded,) = guarding.guard([wheel], work / "guarded", Stated(other=replace(job.torch, local=str(job.label))))
     done = Built(guarded, len(sizes), sum(sizes), time.perf_counter() - ready, ready - start)
     times = f"{done.seconds:.0f} s, its environment {done.waited:.0f} s"
     print(f"{job.name}: {done.libraries} libraries, {done.size / 1e6:.2f} MB unpacked, {times}", flush=True)
