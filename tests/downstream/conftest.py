@@ -16,6 +16,7 @@ import pytest
 from precast.build import trial
 from tests.downstream.finished import HERE, PLATFORM, Make
 from tests.kit import forked, spawn
+from tests.kit.shared_core import shared_core
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -203,3 +204,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("ops", "lone"):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    """Guards that a test imports look at the process through precast's own core, which it may change."""
+    with shared_core():
+        yield

@@ -6,15 +6,14 @@ import platform
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from precast._abi.settings import Settings
-from precast._load import probe
 from precast.build import __main__ as build_main
+from precast.core import probe
 from precast.core.host import Host
 from precast.core.manifest import BuildInfo
 from precast.core.version import TorchVersion
@@ -52,8 +51,8 @@ def library(folder: Path, source: str, *options: str, torch_linked: bool = True)
 Make = Callable[..., Path]
 
 
-def guarded(out: Path, *wheels: Path, torch: str | None = None) -> Path:
-    arguments = ["guard", *map(str, wheels), "-o", str(out), *(["--torch", torch] if torch else [])]
+def guarded(out: Path, *wheels: Path, torch: str | None = None, options: Sequence[str] = ()) -> Path:
+    arguments = ["guard", *map(str, wheels), "-o", str(out), *(["--torch", torch] if torch else []), *options]
     assert build_main.main(arguments) == 0
     (made,) = out.iterdir()
     return made
@@ -84,8 +83,8 @@ def other_torch(minor: int) -> str:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, change: Callable[[Host], Host]) -> None:
-    host = change(probe.probe_host(Settings(), gpus=False))
-    monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: host)
+    host = change(probe.host(with_gpus=False))
+    monkeypatch.setattr(probe, "host", lambda with_gpus: host)
 
 
 def on_torch(version: str) -> Callable[[Host], Host]:

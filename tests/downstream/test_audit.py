@@ -70,6 +70,7 @@ def no_manifest(files: Files, name: str) -> None:
 def no_requirement(files: Files, name: str) -> None:
     path = next(path for path in files if path.endswith("METADATA"))
     files[path] = files[path].replace(b"Requires-Dist: precast", b"Requires-Dist: precastle")
+    files[f"{name}/more.py"] = b"from precast import ops\n"
 
 
 def another_version(files: Files, name: str) -> None:

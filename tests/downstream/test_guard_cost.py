@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._load import prebuilt, probe
-from precast.build import facts, wheel
-from precast.core import opening, proved, verify
+from precast.build import alone, facts
+from precast.core import opening, verify
 from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, HostFile
 from precast.errors import PrebuiltRefused
@@ -37,7 +36,7 @@ before = set(sys.modules)
 loaded = []
 for number in range(9):
     __import__(f"nine_ops.op{number}")
-    loaded.append(sorted(name for name in set(sys.modules) - before if name.startswith("precast")))
+    loaded.append(sorted(name for name in set(sys.modules) - before if "precast" in name))
 print(json.dumps([loaded[0], loaded[8], len(digests), len(texts)]))
 """
 
@@ -58,7 +57,10 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         spawn.library(path, SOURCE.format(name=name), f"-I{include}")
         library = facts.compiled(f"nine_ops.{name}", ".so", path.read_bytes(), limited=False)
         found.append(facts.entry(library, None, Label("")))
-        (package / f"{name}.py").write_text(wheel.GUARD)
+        (package / f"{name}.py").write_text(alone.text(f"nine_ops/{name}.py", {"nine_ops/__init__.py"}))
+    (package / alone.COPY).mkdir()
+    for name, content in alone.copied().items():
+        (package / alone.COPY / name).write_bytes(content)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, host=tuple(found))
     (package / "_C" / verify.MANIFEST).write_text(info.to_json())
     return root
@@ -66,28 +68,28 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nine_guards_load_hash_and_parse_little(nine: Path) -> None:
     """What takes their time, as counts: modules loaded, libraries hashed, manifests parsed."""
-    env = os.environ | {"PYTHONPATH": f"{nine}:{Path(opening.__file__).parents[2]}"}
+    env = os.environ | {"PYTHONPATH": str(nine)}
     first, last, digests, texts = json.loads(spawn.python("-c", CHILD, env=env).stdout)
     assert 0 < len(first) <= MODULES
     assert last == first  # the others load nothing
-    assert not {"precast.ops", "precast._builder.host", "precast._dispatch"} & set(last)
+    assert all(name.startswith("nine_ops._precast") for name in last)
     assert texts == 1
     assert 9 <= digests <= 10  # one for each library; one for the manifest at most
 
 
 def test_one_manifest_is_parsed_until_another_takes_its_place(nine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, parsed = nine / "nine_ops" / "_C", list[Path]()
-    usual = prebuilt.load_build_info
-    monkeypatch.setattr(prebuilt, "load_build_info", lambda place: (parsed.append(place), usual(place))[1])
-    proved._parsed.cache_clear()
-    first = proved.manifest(folder)
-    assert proved.manifest(folder) is first and parsed == [folder]
+    usual = verify.read_manifest
+    monkeypatch.setattr(verify, "read_manifest", lambda place: (parsed.append(place), usual(place))[1])
+    verify._parsed.cache_clear()
+    first = verify.manifest(folder)
+    assert verify.manifest(folder) is first and parsed == [folder]
     text = (folder / verify.MANIFEST).read_text()
     other = nine / "other.json"
     other.write_text(json.dumps(json.loads(text) | {"version": "2.0"}))
     try:
         other.replace(folder / verify.MANIFEST)
-        again = proved.manifest(folder)
+        again = verify.manifest(folder)
         assert again is not None and again.version == "2.0"
     finally:
         (folder / verify.MANIFEST).write_text(text)
@@ -98,11 +100,9 @@ def hashed(nine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[
     """The libraries that are hashed, where every library is large; the cache is empty."""
     monkeypatch.syspath_prepend(nine)
     found = list[str]()
-    usual = prebuilt.verified_bytes
-    monkeypatch.setattr(proved, "LARGE_BYTES", 0)
-    monkeypatch.setattr(
-        prebuilt, "verified_bytes", lambda file, place: (found.append(file.path), usual(file, place))[1]
-    )
+    usual = verify.content
+    monkeypatch.setattr(verify, "LARGE_BYTES", 0)
+    monkeypatch.setattr(verify, "content", lambda file, place: (found.append(file.path), usual(file, place))[1])
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
     return found
@@ -140,6 +140,6 @@ def test_a_note_of_another_answer_is_no_note(nine: Path, hashed: list[str], tmp_
     opening.library_file("nine_ops", "op5")
     (note,) = (tmp_path / "cache" / "proved").iterdir()
     note.write_text("another text")
-    file = next(one for one in proved.manifest(nine / "nine_ops" / "_C").host if one.path.endswith("op5.so"))  # type: ignore[union-attr]
-    assert proved.exports(file, nine / "nine_ops" / "_C", "PyInit_op5", probe.read_settings())
+    file = next(one for one in verify.manifest(nine / "nine_ops" / "_C").host if one.path.endswith("op5.so"))  # type: ignore[union-attr]
+    assert verify.exports(file, nine / "nine_ops" / "_C", "PyInit_op5")
     assert hashed == ["host/op5.so"] * 2

@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.opening.finished import (
+
+from precast._builder import verdicts, wheel_file, xray, xray_verdict
+from precast._cli.main import main as cli_main
+from precast.build import audit, linked, platforms
+from precast.core import opening, probe
+from precast.core.manifest import HostKind
+from precast.core.version import Release
+from precast.errors import KernelError, PrebuiltRefused
+from tests.downstream.finished import (
     INIT,
     MODULE,
     OPS,
@@ -27,16 +35,6 @@ from tests.opening.finished import (
     refused,
     this_torch,
 )
-
-from precast._abi.settings import Settings
-from precast._builder import verdicts, wheel_file, xray, xray_verdict
-from precast._cli.main import main as cli_main
-from precast._load import probe
-from precast.build import audit, linked, platforms
-from precast.core import opening
-from precast.core.manifest import HostKind
-from precast.core.version import Release
-from precast.errors import KernelError, PrebuiltRefused
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("quick_trials")]
 
@@ -183,7 +181,7 @@ def test_a_processor_without_the_instructions_of_a_linked_library_is_refused(
     code = library(tmp_path, wide.format(mark=1), f"-Wl,-soname,{pair.soname}", "-O3", "-mavx512f",
                    "-mprefer-vector-width=512", torch_linked=False)  # fmt: skip
     site(guarded(tmp_path / "out", make({**files, f"ops.libs/{pair.soname}": code}), torch=this_torch()))
-    monkeypatch.setattr("precast._builder.probe.cpu_features", lambda: frozenset({"avx", "avx2"}))
+    monkeypatch.setattr("precast.core.probe.cpu_features", lambda: frozenset({"avx", "avx2"}))
     with pytest.raises(PrebuiltRefused, match=r"rejected \(cpu-level\): needs a processor with .*avx512f"):
         opening.library_file("ops", "_C")
 
@@ -273,7 +271,7 @@ def test_linked_libraries_are_part_of_the_verdict_and_of_the_manylinux_policy(
     alone = [replace(file, links=()) for file in manifest(wheel).host]
     with pytest.raises(KernelError, match=pair.soname):
         platforms.manylinux("linux_x86_64", alone)
-    here = probe.probe_host(Settings(), gpus=False).torch
+    here = probe.host(with_gpus=False).torch
     assert here is not None
     machine = verdicts.Machine(torch=replace(here.version, local=""))
     assert xray_verdict.overall(xray.read(wheel), machine).answer == "yes"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._version import __version__
-from precast.build import answering, audit
+from precast.build import audit
 from tests.downstream.conftest import CHECKOUT
 from tests.kit import forked
 
@@ -93,15 +92,15 @@ def test_the_wheel_passes_the_audit_and_torchs_options_reach_torch(wheel: Path) 
 
 
 def test_the_wheel_says_what_it_requires(wheel: Path) -> None:
-    """setup.py names neither: the guards import precast, and no other torch has the classic C++ of this one."""
+    """No other torch has the classic C++ of this one, and nothing in the wheel imports precast."""
     import torch
 
     major, minor = map(int, torch.__version__.split(".")[:2])
     with zipfile.ZipFile(wheel) as archive:
         said = archive.read("named_ops-1.0.dist-info/METADATA").decode()
-        assert archive.read("named_ops/__init__.py").count(answering.LINE.encode()) == 1
+        assert archive.read("named_ops/__init__.py").count(b", ['resolve'], 1).resolve(importlib.machinery.") == 1
     assert f"Requires-Dist: torch>={major}.{minor},<{major}.{minor + 1}\n" in said
-    assert f"Requires-Dist: precast>={__version__}\n" in said
+    assert "precast" not in said
 
 
 @pytest.mark.parametrize("name", NAMES)

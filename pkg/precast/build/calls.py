@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from precast.errors import KernelError
 
 _NAME = "load_library"
-# Functions that take the path of a library, each with the place and the keyword of that argument.
+# Functions that take the path of a library, each with place and keyword of that argument. What the first of them
+# returns goes through the core as a whole, as it has both a path and a loader for that.
+_SPEC = "spec_from_file_location"
 _TAKE = {
+    _SPEC: (1, "location"),
     "load_library": (0, "path"),
-    "spec_from_file_location": (1, "location"),
     "ExtensionFileLoader": (1, "path"),
     "CDLL": (0, "name"),
     "PyDLL": (0, "name"),
@@ -68,8 +70,8 @@ def of_wheel(files: Mapping[str, bytes], guards: Collection[str]) -> list[tuple[
     stuck = [place for source in sources for place in unchangeable(source)]
     if stuck:
         raise _refused(stuck[0], "a use of torch.ops.load_library that is no call with a path")
-    if by_path and not any(opens(source) for source in sources):
-        raise _refused(by_path[0], "no call of torch.ops.load_library in the wheel's Python: another package opens it")
+    if by_path and not any(map(takes, sources)):
+        raise _refused(by_path[0], "no call in the wheel's own Python that opens a library by its path")
     asking = [one for one in sources if by_path or opens(one)]  # otherwise Python imports every guard
     if alone := [one.where for one in asking if "/" not in one.where]:
         raise _refused(alone[0], "a module of no package, which cannot import the copy")
@@ -114,6 +116,11 @@ def in_place(source: Source) -> tuple[tuple[int, str], ...]:
     return tuple((number, lines[number - 1].strip()) for number in numbers)
 
 
+def takes(source: Source) -> bool:
+    """Whether a file has a call that takes the path of a library."""
+    return any(isinstance(node, ast.Call) and _argument(node) is not None for node in ast.walk(source.tree))
+
+
 def opens(source: Source) -> bool:
     """Whether a file has a call of ``torch.ops.load_library`` with a path, through a core or not."""
     return any(_is_of_torch(node) for node in ast.walk(source.tree))
@@ -143,16 +150,17 @@ def _is_of_torch(node: ast.AST) -> bool:
 
 
 def _arguments(tree: ast.AST) -> Iterator[ast.expr]:
-    """The path in each call that takes one and is not yet changed."""
+    """What is to go through the core: the path in each call that takes one, unless it does already."""
+    done = {id(node.args[0]) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_resolved(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            argument = _argument(node)
-            if argument is not None and not _is_resolved(argument):
-                yield argument
+        if isinstance(node, ast.Call) and (argument := _argument(node)) is not None:
+            through = node if _called(node) == _SPEC else argument
+            if id(through) not in done and not _is_resolved(through):
+                yield through
 
 
 def _argument(node: ast.Call) -> ast.expr | None:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = _called(node)
     if name == _NAME and not _names_it(node.func):
         return None
     place, keyword = _TAKE.get(name, (0, ""))
@@ -161,6 +169,10 @@ def _argument(node: ast.Call) -> ast.expr | None:
     if len(node.args) > place and not any(isinstance(one, ast.Starred) for one in node.args[: place + 1]):
         return node.args[place]
     return next((one.value for one in node.keywords if one.arg == keyword), None)
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _is_resolved(node: ast.AST) -> bool:

@@ -241,7 +241,9 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             compilers=tuple(sorted(self._compilers.items())),
         )
         _drop_strays(Path(self.build_lib), folders)
-        own = self._packages((*data, *modules, *guards)) | ({} if self.editable_mode else device.shipped(every))
+        own = alone.without_copies(self._packages((*data, *modules, *guards))) | (
+            {} if self.editable_mode else device.shipped(every)
+        )
         names = dict.fromkeys(self._packages_here(map(_guard, every)), b"")
         whole = alone.standing(names | own | modules | data, infos, guards)
         files = {where: content for where, content in whole.files.items() if where not in names or content}
@@ -340,7 +342,9 @@ def _make_debug(extension: Extension) -> None:
 
 
 def _drop_strays(root: Path, folders: Mapping[str, Folder]) -> None:
-    """Remove files of earlier builds, for another Python or GPU, so that they do not get into this wheel."""
+    """Remove files of earlier builds, for another Python, GPU or precast, so that they do not get into this wheel."""
+    for path in root.rglob(f"{alone.COPY}/*.py"):
+        path.unlink()
     for where, folder in folders.items():
         for path in sorted((root / where).glob("*/*")):
             if path.relative_to(root / where).as_posix() not in folder.data:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from precast._builder import archives, torch_names, xray, xray_verdict
-from precast.build import facts, linked, wheel
+from precast.build import alone, device, facts, linked, wheel
 from precast.build.stated import NOTHING, Stated, is_classic, without_old
 from precast.core import opening, verify
 from precast.core.label import Label
@@ -112,7 +112,8 @@ def read(path: Path, stated: Stated) -> Finished:
     stay = {one.path for library in left for one in _left(library, libraries, guards)}
     libraries = [one for one in libraries if one not in left]
     taken |= {one.path for one in libraries} - stay
-    rest = {where: data for where, data in files.items() if where not in taken}
+    before = {where for where, data in files.items() if _is_guard(data)}
+    rest = alone.without_copies({where: data for where, data in files.items() if where not in taken | before})
     _refuse_two_meanings(path, set(guards.values()), rest)
     for folder, entries in _folders(contents, libraries, guards, stated, default).items():
         old = made.folders.get(folder, Folder((), (), {}))
@@ -127,7 +128,7 @@ def read(path: Path, stated: Stated) -> Finished:
         build=match[3] or "",
         python=match["python"],
         programs=programs & rest.keys(),
-        guards=frozenset(guards.values()),
+        guards=frozenset({*guards.values(), *before}),
         local=contents.version.partition("+")[2] or local,
         old=outdated,
         left=tuple(replace(facts.entry(one, None, label), path=one.path) for one in left),
@@ -144,6 +145,11 @@ def _files(path: Path) -> tuple[dict[str, bytes], frozenset[str]]:
     with archives.open_zip(path) as archive:
         programs = frozenset(member.filename for member in archive.files if _is_program(member))
         return {member.filename: archive.read(member) for member in archive.files}, programs
+
+
+def _is_guard(data: bytes) -> bool:
+    """Whether a file is a guard of an earlier run, which is written again."""
+    return wheel.is_guard(data[:200].decode("utf-8", "replace")) and not data.startswith(device.MARK)
 
 
 def _is_program(member: zipfile.ZipInfo) -> bool:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.machinery import ExtensionFileLoader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from os.path import normpath
 from pathlib import Path
 from types import ModuleType
@@ -87,10 +87,13 @@ def library_file(package: str, name: str) -> Path:
 
 
 def resolve(path: Any) -> Any:
-    """The library behind a guard, after what it links is opened; any other path unchanged.
+    """The library behind a guard, after what it links is opened; any other path unchanged. So is the spec of a module.
 
     A package that opens a library by its path passes the path through here. PrebuiltRefused if no library fits.
     """
+    if isinstance(path, ModuleSpec):
+        path.origin = resolve(path.origin)
+        return path
     try:
         place = Path(path)
         with place.open("rb") as file:
