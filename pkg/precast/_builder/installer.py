@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from precast._abi import remedy
 from precast._abi.host import Installer
 from precast._abi.settings import Settings
+from precast._builder import python
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The command of each package manager for a C++ compiler. apt-get updates first, because images lack its package lists.
@@ -49,6 +50,8 @@ def restore_command() -> str:
 
 def install_command() -> str:
     """``pip install`` if a shell would find this Python's pip by that name, otherwise a longer command."""
+    if not python.interpreter():
+        return "pip install"  # where the program was frozen
     scripts = {Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))}
     own = shlex.quote(sys.executable)
     if PathFinder.find_spec("pip") is not None:  # the finder of setuptools changes modules when it is asked about pip
