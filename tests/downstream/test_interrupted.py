@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,25 +14,33 @@ import pytest
 from precast._abi.settings import Settings
 from precast.build import environments, wheels
 from tests.kit import spawn
+from tests.kit.wheels import make_wheel
 
 pytestmark = pytest.mark.compiler
 
-# Compiles the first object, then waits in a child with a process group of its own, as ninja starts compilers.
-SETUP = """
+# Waits in a child with a process group of its own, as ninja starts compilers.
+WAITS = """
 import os, subprocess, sys, tempfile, time
 from pathlib import Path
+def wait():
+    tempfile.mkdtemp()
+    child = [sys.executable, "-c", "import time; time.sleep(60)"]
+    children = [subprocess.Popen(child, process_group=0) if sys.version_info >= (3, 11) else subprocess.Popen(child)]
+    Path(os.environ["NOTE"]).write_text(f"{os.getpid()} {children[0].pid}")
+    children[0].wait()
+"""
+# Waits when it is fetched, if that is asked for; else compiles the first object first.
+SETUP = f"""{WAITS}
 from setuptools import setup
 if "bdist_wheel" in sys.argv:
-    made, note = Path("build/first.o"), Path(os.environ["NOTE"])
+    made = Path("build/first.o")
     if made.exists():
         sys.exit("error: gone on")
     made.parent.mkdir(exist_ok=True)
     made.touch()
-    tempfile.mkdtemp()
-    child = [sys.executable, "-c", "import time; time.sleep(60)"]
-    children = [subprocess.Popen(child, process_group=0) if sys.version_info >= (3, 11) else subprocess.Popen(child)]
-    note.write_text(f"{os.getpid()} {children[0].pid}")
-    children[0].wait()
+    wait()
+if "WHEN_FETCHED" in os.environ:
+    wait()
 setup(name="slow", version="1.0", py_modules=[])
 """
 RUN = """
@@ -42,29 +52,46 @@ process.end_cleanly()
 made = environments.Environment(Path(sys.prefix), Path(sys.argv[1]), None, True)
 environments.environment = lambda job, settings: made
 process._TICK_S = 0.1
-sys.exit(build_main.main(["wheels", sys.argv[2], "--torch", "2.13", "-o", sys.argv[3]]))
+sys.exit(build_main.main(sys.argv[2:]))
 """
 
 
-def test_a_signal_leaves_only_what_was_compiled(tmp_path: Path) -> None:
-    tree, temporary, note, out = (tmp_path / name for name in ("slow", "temporary", "note", "out"))
+class Running:
+    """A command of precast.build on the package ``slow``, with folders of its own."""
+
+    def __init__(self, folder: Path, *words: object, **more: object) -> None:
+        self.temporary, self.note, self.out, self.log = (folder / one for one in ("temporary", "note", "out", "log"))
+        self.temporary.mkdir()
+        own = {"TMPDIR": self.temporary, "NOTE": self.note, "PRECAST_CACHE_DIR": folder / "cache"}
+        self.env = spawn.environ(**own, **more)
+        site = str(Path(os.__file__).parent / "site-packages")
+        self.command = (sys.executable, "-c", RUN, site, *map(str, words))
+
+    def ended(self, seen: str) -> None:
+        """Start it, and end it by a signal once it waits and has said something. Nothing of it is left."""
+        with spawn.started("sh", "-c", 'exec "$@" >"$0" 2>&1', self.log, *self.command, env=self.env) as child:
+            pids = str(spawn.wait_for(lambda: self.note.exists() and self.note.read_text())).split()
+            spawn.wait_for(lambda: seen in self.log.read_text())
+            child.send_signal(signal.SIGTERM)
+            assert child.wait() == 128 + signal.SIGTERM, self.log.read_text()
+        assert not any(Path("/proc", pid).exists() and "\nState:\tZ" not in Path("/proc", pid, "status").read_text()
+                       for pid in pids)  # fmt: skip
+        assert list(self.temporary.iterdir()) == []
+
+
+def slow(folder: Path) -> Path:
+    tree = folder / "slow"
     tree.mkdir()
-    temporary.mkdir()
     (tree / "setup.py").write_text(SETUP)
-    more = {"TMPDIR": temporary, "NOTE": note, "PRECAST_CACHE_DIR": tmp_path / "cache"}
-    env = spawn.environ(**more)
-    site = str(Path(os.__file__).parent / "site-packages")
-    command = (sys.executable, "-c", RUN, site, str(tree), str(out))
-    log = tmp_path / "log"
-    with spawn.started("sh", "-c", 'exec "$@" >"$0" 2>&1', log, *command, env=env) as child:
-        pids = str(spawn.wait_for(lambda: note.exists() and note.read_text())).split()
-        spawn.wait_for(lambda: "1 objects, of about 0" in log.read_text())
-        child.send_signal(signal.SIGTERM)
-        assert child.wait() == 128 + signal.SIGTERM, log.read_text()
-    assert not any(Path("/proc", pid).exists() and "\nState:\tZ" not in Path("/proc", pid, "status").read_text()
-                   for pid in pids)  # fmt: skip
-    assert list(temporary.iterdir()) == [] and not out.exists()
-    done = spawn.run(*command, env=env, status=1)
+    return tree
+
+
+def test_a_signal_leaves_only_what_was_compiled(tmp_path: Path) -> None:
+    tree, out = slow(tmp_path), tmp_path / "out"
+    running = Running(tmp_path, "wheels", tree, "--torch", "2.13", "-o", out)
+    running.ended("1 objects, of about 0")
+    assert not out.exists()
+    done = spawn.run(*running.command, env=running.env, status=1)
     assert "goes on with 1 objects of an earlier build" in done.stdout and "error: gone on" in done.stderr
     (tree / "setup.py").write_text(f"{SETUP}# changed\n")
     with wheels._going_on(
@@ -72,6 +99,33 @@ def test_a_signal_leaves_only_what_was_compiled(tmp_path: Path) -> None:
     ) as place:
         assert not (place / "source" / "build").exists(), "other sources begin anew"
     assert not place.exists(), "a build that succeeds leaves nothing"
+
+
+@pytest.mark.parametrize("when", ["fetched", "built"])
+def test_a_signal_to_ship_leaves_only_what_the_next_one_goes_on_with(tmp_path: Path, when: str) -> None:
+    links, out, listed = tmp_path / "links", tmp_path / "out", tmp_path / "list.toml"
+    links.mkdir()
+    with tarfile.open(links / "slow-1.0.tar.gz", "w:gz") as archive:
+        archive.add(slow(tmp_path), "slow-1.0")
+    sha256 = hashlib.sha256((links / "slow-1.0.tar.gz").read_bytes()).hexdigest()
+    package = f'[[package]]\nname = "slow"\nversion = "1.0"\nsha256 = "{sha256}"\n'
+    listed.write_text(f'torch = ["2.13"]\n{package}')
+    more = {"PIP_FIND_LINKS": links, "PIP_NO_INDEX": 1, **({"WHEN_FETCHED": 1} if when == "fetched" else {})}
+    running = Running(tmp_path, "ship", listed, "-o", out, **more)
+    running.ended("1 objects, of about 0" if when == "built" else "slow 1.0, cpu")
+    kept = [str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()]
+    assert kept == [f"archives/{sha256}/slow-1.0.tar.gz"] * (when == "built")
+    assert len(list((out / "archives").iterdir())) == len(kept)
+    if when == "built":
+        done = spawn.run(*running.command, env=running.env, status=1)
+        assert "goes on with 1 objects of an earlier build" in done.stdout and "error: gone on" in done.stderr
+
+
+def test_a_signal_to_the_tests_of_a_wheel_leaves_nothing(tmp_path: Path) -> None:
+    tests = tmp_path / "test_slow.py"
+    tests.write_text(f"{WAITS}\ndef test_slow():\n    wait()\n")
+    wheel = make_wheel(tmp_path, name="slow", requires=["torch"])
+    Running(tmp_path, "test", wheel, "--torch", "2.13", "--tests", tests).ended("")
 
 
 def test_a_torch_without_cuda_is_the_cpu_build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,24 @@ def test_a_verdict_is_about_the_machine_that_is_named(
     assert code == (1 if answer == "no" else 0)
     main(["xray", str(made), *machine])
     assert "sm_80" in capsys.readouterr().out
+
+
+def test_a_name_that_python_lacks_is_found_where_a_tag_promises_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a library that was compiled for the limited API of Python 3.12 and tagged for 3.10."""
+    here, absent = ".".join(map(str, sys.version_info[:2])), MODULE.replace("PyModule_Create2", "PyModule_OfTomorrow")
+    name = "ops-1.0-cp310-abi3-linux_x86_64"
+    for source, python, answer in (
+        (MODULE, here, "yes"),
+        (absent, here, "no"),
+        (absent, "3.99", "unknown"),
+        (f"{absent}#pragma weak PyModule_OfTomorrow\n", here, "yes"),
+    ):
+        path = wheel(tmp_path, {"ops/_C.abi3.so": library(tmp_path, source, name="_C.abi3.so")}, name)
+        _, facts = xray(capsys, path, "--python", python)
+        why = [f"needs PyModule_OfTomorrow, which Python {platform.python_version()} does not have"]
+        assert (facts["answer"], facts["why"]) == (answer, [] if answer == "yes" else why)
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,14 @@ def test_each_kind_of_package_has_what_a_published_one_has(kind: str) -> None:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository that is not this one, and an index with the precast of this checkout."""
-    spawn.python("-m", "precast.build", "init", NAME, cwd=tmp_path)
+    spawn.python("-m", "precast.build", "init", NAME, f"--{kind}", cwd=tmp_path)
     repository = (tmp_path / NAME).rename(tmp_path / "repository")
     folder = repository / ".github" / "workflows"
+    if kind == "triton":
+        act.commit(repository)
+        return tmp_path
     text = (folder / "wheels.yml").read_text(encoding="utf-8")
     (folder / "wheels.yml").write_text(caller(text), encoding="utf-8")
     ours = (act.ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
@@ -86,17 +89,23 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.wheel
-def test_a_package_of_another_repository_becomes_an_index(work: Path) -> None:
+@pytest.mark.parametrize("kind", ["cpp", "cuda", "triton"])
+def test_a_package_of_another_repository_becomes_wheels(work: Path, kind: str) -> None:
     ran = act.run("wheels.yml", work, event="push", payload={"ref": "refs/tags/v1.0"})
     assert ran.status == 0, ran.log
     assert set(ran.results("")) == {"success"}
+    assert [line.split()[0] for line in ran.published] == ["gh-action-pypi-publish"]
+    if kind == "triton":
+        (wheel,) = (ran.store / "artifacts" / "wheels").glob("*.whl")
+        assert wheel.name == f"{NAME}-1.0-py3-none-any.whl"
+        return
     assert len(ran.results("test-torch2.1")) == 2 and len(ran.results("torch2.1")) == 4
     (wheel,) = (ran.store / "artifacts" / "wheels").glob("*.whl")
     assert wheel.name.startswith(f"{NAME}-1.0-") and "-manylinux_2_" in wheel.name
     assert len(list((ran.store / "artifacts").glob("part-*/*.whl"))) == 2
-    assert [line.split()[0] for line in ran.published] == ["gh-action-pypi-publish"]
     # The same on a laptop: the wheel is that of the workflow, byte for byte.
-    how = {"env": spawn.environ(PRECAST_CACHE_DIR=work / "builds"), "cwd": work, "timeout": 1200}
+    environment = spawn.environ(PRECAST_CACHE_DIR=work / "builds", PRECAST_CUDA_ARCH_LIST="8.0 9.0+PTX")
+    how = {"env": environment, "cwd": work, "timeout": 1200}
     build = ("-m", "precast.build")
     spawn.python(*build, "wheels", "repository", "--torch", "2.13,2.14", "-o", "dist", **how)
     spawn.python(*build, "guard", *(work / "dist").glob("*.whl"), "-o", "out", "--manylinux", **how)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from precast._builder import python
 from precast._builder.nvrtc import Compiled, Compiler
 from precast.core.host import Nvrtc
 
@@ -31,7 +32,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 def open_nvrtc(found: Nvrtc) -> Compiler | Isolated:
     """Open a library that ``find_nvrtc`` has found, in child processes, so that a crash ends only those."""
-    return Isolated(found) if sys.executable else Compiler(found.path, found.builtins)
+    return Isolated(found) if python.interpreter() else Compiler(found.path, found.builtins)
 
 
 class Isolated:

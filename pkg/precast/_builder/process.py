@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+
+from precast._builder import python
 
 PRIVATE, INHERITED = 0o077, -1
 _TICK_S, _PATIENCE_S = 15.0, 5.0
@@ -64,7 +65,8 @@ def run(
     By default only this user can read or write the files it makes; ``INHERITED`` keeps the umask of this process.
     ``tick`` is called every few seconds until the program ends.
     """
-    shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())] if sys.executable else []
+    own = python.interpreter()
+    shim = [own, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())] if own else []
     with log.open("wb") as output:
         child = subprocess.Popen(
             [*shim, *command],

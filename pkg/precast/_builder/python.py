@@ -16,12 +16,26 @@ _START = (
 )
 
 
+def interpreter() -> str:
+    """The program that runs code in a child; empty without one, as where Python is embedded.
+
+    Of a program that PyInstaller froze, ``sys.executable`` is that program: a child would be a second one of it.
+    """
+    return "" if getattr(sys, "frozen", False) else sys.executable
+
+
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module like ``python -m``; run it with :func:`environment`."""
+    """The command that runs a module like ``python -m``; run it with :func:`environment`. KernelError without one."""
+    own = interpreter()
+    if not own:
+        from precast.errors import KernelError
+
+        needed = "a Python of its own, as outside of frozen programs"
+        raise KernelError(f"no child can run {module}", found="a program that holds its Python", needed=needed)
     given = [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag)]
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     path = child_path()
-    return [sys.executable, *given, *safe, "-c", _START, str(len(path)), *path, module, *arguments]
+    return [own, *given, *safe, "-c", _START, str(len(path)), *path, module, *arguments]
 
 
 def environment() -> dict[str, str]:

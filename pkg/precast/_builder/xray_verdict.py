@@ -6,8 +6,12 @@ manifest by the same :func:`precast._abi.decide.choose_image`.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import platform
 import re
+import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -103,7 +107,23 @@ def _judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
         if library.listed is not None
         else (xray_torch.judge(contents, library, machine.torch) or YES, _runtime(library, machine))
     )
-    return worst((*_loader(contents, library, machine), *own, _process(library, machine)))
+    return worst((*_loader(contents, library, machine), *own, _process(library, machine), _names(library, machine)))
+
+
+def _names(library: Library, machine: Machine) -> Verdict:
+    """Whether the Python that reads this has the library's names of Python, if it can speak for the machine's.
+
+    A tag may promise an older Python than its library was compiled for. For another release only a doubt is left.
+    """
+    here, threads = Release(*sys.version_info[:2]), "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    mine = machine.python == here and library.python == f"cp{here.major}{here.minor}{threads}"
+    if machine.python is None or not (mine or (library.python == "abi3" and not threads)):
+        return YES
+    names = library.info.anywhere & {*library.bound.names_of_python} - library.provided
+    lacking = sorted(one for one in names if not one.startswith("THP") and not hasattr(ctypes.pythonapi, one))
+    answer = "no" if machine.python == here else "unknown"
+    why = f"needs {', '.join(lacking[:1])}, which Python {platform.python_version()} does not have"
+    return Verdict(answer, (why,)) if lacking else YES
 
 
 def _runtime(library: Library, machine: Machine) -> Verdict:

@@ -101,6 +101,7 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
         report = work / "done.xml"
         command = [str(made.python), "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", f"--junitxml={report}"]
         env = {**environments.plain(os.environ), "PYTHONPATH": str(site), "PRECAST_CACHE_DIR": str(work / "cache")}
+        env |= {"TMPDIR": folder}  # what tests that are ended have no time to remove goes with it
         shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(work / "tests"), *command, *places]
         status, said = process.run(shell, log=work / "tests.log", environment=env, umask=process.INHERITED)
         if status not in _RAN:

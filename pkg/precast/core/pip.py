@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 def install_command() -> str:
     """``pip install`` if a shell would find this Python's pip by that name, otherwise a longer command."""
+    if getattr(sys, "frozen", False):  # sys.executable is then the program itself
+        return "pip install"
     scripts = {Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))}
     own = shlex.quote(sys.executable)
     if PathFinder.find_spec("pip") is not None:  # the finder of setuptools changes modules when it is asked about pip

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from precast._builder import process
+from precast._builder import installer, nvrtc_child, process, python
+from precast.errors import KernelError
 from tests.kit import spawn
 
 PARENT = """
@@ -73,3 +75,16 @@ def running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_frozen_program_never_starts_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that PyInstaller froze, ``sys.executable`` is the program: it would run again for each child."""
+    found = SimpleNamespace(path="libnvrtc.so", builtins="")
+    for word, value in (("frozen", True), ("executable", "/bin/false")):
+        monkeypatch.setattr(sys, word, value, raising=False)
+    monkeypatch.setattr(nvrtc_child, "Compiler", lambda *given: given)
+    assert process.run(["echo", "out"], log=tmp_path / "log", environment=dict(os.environ)) == (0, "out\n")
+    assert nvrtc_child.open_nvrtc(found) == ("libnvrtc.so", "")  # type: ignore[arg-type]
+    assert installer.install_command() == "pip install"
+    with pytest.raises(KernelError, match="no child can run pip"):
+        python.command("pip", "list")
