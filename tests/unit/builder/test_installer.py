@@ -33,7 +33,7 @@ def test_pip_is_named_only_as_a_shell_reaches_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_pip_it_is_uv_or_pip_is_installed_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installer.PathFinder, "find_spec", lambda name: None)
+    monkeypatch.setattr(pip.PathFinder, "find_spec", lambda name: None)
     on_path(monkeypatch, uv="/usr/bin/uv")
     assert pip.install_command() == f"uv pip install --python {OWN}"
     on_path(monkeypatch)

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._builder import installer, nvrtc_child, process, python
+from precast._builder import nvrtc_child, process, python
+from precast.core import pip
 from precast.errors import KernelError
 from tests.kit import spawn
 
@@ -85,6 +86,6 @@ def test_a_frozen_program_never_starts_itself(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(nvrtc_child, "Compiler", lambda *given: given)
     assert process.run(["echo", "out"], log=tmp_path / "log", environment=dict(os.environ)) == (0, "out\n")
     assert nvrtc_child.open_nvrtc(found) == ("libnvrtc.so", "")  # type: ignore[arg-type]
-    assert installer.install_command() == "pip install"
+    assert pip.install_command() == "pip install"
     with pytest.raises(KernelError, match="no child can run pip"):
         python.command("pip", "list")
