@@ -130,7 +130,7 @@ def shared(model: Any) -> Any:
 
 
 def with_gradients(model: Any) -> Any:
-    y = model(torch.ones(2, WIDTH, dtype=model.last_dtype)).sum()
+    y = model(torch.ones(2, WIDTH).to(_linear(model).bias)).sum()
     if y.requires_grad:
         y.backward()
     return model
@@ -156,13 +156,13 @@ NORMS: dict[str, Callable[[], Any]] = {
     "rms norm": lambda: torch.nn.RMSNorm(WIDTH, eps=1e-6),
 }
 DTYPES = (torch.float32, torch.bfloat16)
-AROUND: dict[str, Callable[[], Any]] = {
-    "": contextlib.nullcontext,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "inference_mode": torch.inference_mode,
-    "no_grad": torch.no_grad,
-    "default device": lambda: torch.device("meta"),
-    "default dtype": lambda: _default_dtype(torch.float64),
+AROUND: dict[str, Callable[[str], Any]] = {
+    "": lambda _: contextlib.nullcontext(),
+    "autocast": lambda device: torch.autocast(device, dtype=torch.bfloat16),
+    "inference_mode": lambda _: torch.inference_mode(),
+    "no_grad": lambda _: torch.no_grad(),
+    "default device": lambda _: torch.device("meta"),
+    "default dtype": lambda _: _default_dtype(torch.float64),
 }
 
 
@@ -193,14 +193,13 @@ class Case:
         mode = "training" if self.training else "evaluation"
         return ", ".join([self.norm, str(self.dtype), *names, self.around, mode, self.sampled])
 
-    def made(self) -> tuple[Any, Any]:
+    def made(self, device: str) -> tuple[Any, Any]:
         """The model and its sample."""
         torch.manual_seed(0)
-        model: Any = Body(NORMS[self.norm](), self.writes).to(self.dtype).train(self.training)
-        model.last_dtype = self.dtype
+        model: Any = Body(NORMS[self.norm](), self.writes).to(device, self.dtype).train(self.training)
         for change in self.changes:
-            model = change(model) or model
-        x = torch.randn(4, WIDTH).to(self.dtype)
+            model = (change(model) or model).to(device)
+        x = torch.randn(4, WIDTH).to(device, self.dtype)
         return model, {"right": x, "wrong": x[:, :3], "none": None}[self.sampled]
 
 
@@ -236,11 +235,11 @@ class Broken(AssertionError):
     """What ``adopt`` did against the law."""
 
 
-def judge(case: Case, adopt: Callable[..., Any] = precast.adopt) -> str:
+def judge(case: Case, device: str, adopt: Callable[..., Any] = precast.adopt) -> str:
     """What became of the model; raise Broken if the law does not hold."""
-    (model, sample), (other, _) = case.made(), case.made()
+    (model, sample), (other, _) = case.made(device), case.made(device)
     FIRED.clear()
-    with AROUND[case.around]():
+    with AROUND[case.around](device):
         before = picture(model, sample)
         for dry_run in (True, False):
             try:
@@ -250,7 +249,7 @@ def judge(case: Case, adopt: Callable[..., Any] = precast.adopt) -> str:
             _judge_report(case, report)
             if dry_run:
                 _judge_same(f"{case}: a dry run", before, picture(model, sample))
-        _judge_outputs(case, model, other)
+        _judge_outputs(case, device, model, other)
         precast.undo_adopt(model)
     return str(report.verdict)
 
@@ -270,9 +269,9 @@ def _judge_same(what: str, before: Any, after: Any) -> None:
         raise Broken(f"{what} changed {different[:4]}")
 
 
-def _judge_outputs(case: Case, adopted: Any, untouched: Any) -> None:
+def _judge_outputs(case: Case, device: str, adopted: Any, untouched: Any) -> None:
     """Of three calls, so that what a call leaves counts too."""
-    x = torch.linspace(-2, 2, 4 * WIDTH, device="cpu", dtype=torch.float32).view(4, WIDTH).to(case.dtype)
+    x = torch.linspace(-2, 2, 4 * WIDTH, device=device, dtype=torch.float32).view(4, WIDTH).to(case.dtype)
     near = 2e-2 if case.dtype == torch.bfloat16 or case.around == "autocast" else 1e-5
     for _ in range(3):
         one, other = adopted(x), untouched(x)
