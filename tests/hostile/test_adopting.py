@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter
 from typing import Any
 
@@ -54,11 +55,25 @@ def spoils(model: Any, sample: Any = None, *, dry_run: bool = False) -> Any:
     return report
 
 
+def remembers(model: Any, sample: Any = None, *, dry_run: bool = False) -> Any:
+    """The class as it was when the model was adopted."""
+    report = precast.adopt(model, sample, dry_run=dry_run)
+    if not dry_run:
+        model.norm.forward = types.MethodType(type(model.norm).forward, model.norm)
+    return report
+
+
 @pytest.mark.parametrize(
     ("adopt", "text"),
-    [(counts, "dry run changed"), (fires, "hooks fired"), (raises, "raised RuntimeError"), (spoils, "outputs differ")],
+    [
+        (counts, "dry run changed"),
+        (fires, "hooks fired"),
+        (raises, "raised RuntimeError"),
+        (spoils, "outputs differ"),
+        (remembers, "outputs differ"),
+    ],
 )
 def test_a_broken_adopt_is_found(adopt: Any, text: str) -> None:
-    case = adopting.Case("layer norm", torch.float32, (), (adopting.hooked,), "", False, "right")
+    case = adopting.Case("layer norm", torch.float32, (), (adopting.hooked,), (adopting.patched,), "", False, "right")
     with pytest.raises(adopting.Broken, match=text):
         adopting.judge(case, "cpu", adopt)
