@@ -20,9 +20,10 @@ def picture(*roots: Any) -> dict[str, Any]:
     for index, root in enumerate(roots):
         _draw(str(index), root, found, seen)
     return found | {
-        "torch": torch.get_rng_state().tolist(),
+        "torch": _bits(torch.get_rng_state()),
+        "cuda": _bits(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else b"",
         "random": random.getstate(),
-        "numpy": np.random.get_state()[1].tolist(),
+        "numpy": np.random.get_state()[1].tobytes(),
         "settings": (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
     }
 
@@ -48,7 +49,7 @@ def _draw(path: str, one: Any, found: dict[str, Any], seen: dict[int, str]) -> N
 
 
 def _bits(one: torch.Tensor) -> bytes:
-    return one.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return one.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()
 
 
 def _parts(one: Any) -> list[tuple[Any, Any]]:
@@ -60,7 +61,7 @@ def _parts(one: Any) -> list[tuple[Any, Any]]:
     elif isinstance(one, np.ndarray):
         parts.append(("array", one.tobytes()))
     elif isinstance(one, torch.Generator):
-        parts.append(("state", str(one.get_state().tolist())))
+        parts.append(("state", _bits(one.get_state())))
     elif isinstance(one, types.FunctionType):
         parts += [(f"cell {i}", cell.cell_contents) for i, cell in enumerate(one.__closure__ or ())]
     elif isinstance(one, torch.jit.ScriptModule):

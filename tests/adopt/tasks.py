@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 _SMALL = {
     **dict.fromkeys(("hidden_size", "d_model", "dim", "embedding_size", "projection_dim"), 32),
@@ -186,7 +187,7 @@ def make(name: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     if name in PLAIN:
         model, sample = PLAIN[name]
-        return model(), sample
+        return model(), tree_map(lambda one: one.to(torch.get_default_device()), sample)
     return (DIFFUSERS[name]() if name in DIFFUSERS else transformer(name)), None
 
 

@@ -18,8 +18,7 @@ import precast  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
-IDS = torch.arange(24).view(2, 12)
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
 
 class Tripled(torch.nn.Module):
@@ -46,7 +45,7 @@ def assert_same_after(change: Callable[[Any], Any], name: str, **options: Any) -
     for one in (model, adopted):
         torch.manual_seed(3)
         models.append(change(one) or one)
-    losses = [one(input_ids=IDS, labels=IDS).loss for one in models]
+    losses = [one(input_ids=zoo.ids(), labels=zoo.ids()).loss for one in models]
     assert losses[0].dim() == losses[1].dim() == 0
     torch.testing.assert_close(*losses)
     return models[0], models[1]
@@ -116,7 +115,7 @@ def test_a_global_hook_sees_every_call() -> None:
             lambda module, *_, to=names: to.append(type(module).__name__)
         )
         try:
-            one(input_ids=IDS)
+            one(input_ids=zoo.ids())
         finally:
             hook.remove()
     assert calls[0] == calls[1]
@@ -172,7 +171,7 @@ def test_the_arguments_of_a_model_without_logits_are_seen() -> None:
     model, adopted = assert_same_after(padded, "llama", logits=False)
     for one in (adopted, copy.deepcopy(adopted), pickle.loads(pickle.dumps(adopted))):
         assert [*inspect.signature(one.forward).parameters] == [*inspect.signature(model.forward).parameters]
-    ids = IDS.clone()
+    ids = zoo.ids().clone()
     ids[1, :5] = 0
     given = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
     assert torch.equal(adopted.generate(ids, **given), model.generate(ids, **given))

@@ -16,8 +16,8 @@ from precast._adopt.measured import Measured  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, *QUIET]
-IDS = torch.arange(24).view(2, 12)
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, *QUIET]
+IDS = zoo.ids()
 
 
 def model() -> Any:
@@ -95,7 +95,7 @@ def test_an_error_while_comparing_puts_everything_back(monkeypatch: pytest.Monke
     ],
     ids=["no mask", "two tokens", "a mask of four dimensions"],
 )
-def test_samples_of_language_models(sample: dict[str, Any], cached: bool) -> None:
-    report = precast.adopt(zoo.make("llama"), sample)
+def test_samples_of_language_models(sample: dict[str, Any], cached: bool, device: str) -> None:
+    report = precast.adopt(zoo.make("llama"), {name: value.to(device) for name, value in sample.items()})
     assert report.ok, report
     assert ("logits, from a cache" in {one.output for one in report.compared}) == cached

@@ -15,7 +15,7 @@ from precast._adopt import forwards, instances  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 CLASSES = 97
 
 
@@ -106,12 +106,12 @@ def test_a_loss_with_another_source_is_left_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("logits", [True, False])
-def test_half_precision_with_a_loss_scale_has_the_own_gradients(logits: bool) -> None:
-    batch = {"input_ids": torch.randint(CLASSES, (4, 32), generator=torch.Generator().manual_seed(0))}
+def test_half_precision_with_a_loss_scale_has_the_own_gradients(logits: bool, device: str) -> None:
+    batch = {"input_ids": torch.randint(CLASSES, (4, 32), generator=torch.Generator(device).manual_seed(0))}
     batch |= {"labels": batch["input_ids"], "num_items_in_batch": torch.tensor(65536)}
 
     def gradients(model: Any) -> list[Any]:
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device, torch.float16):
             loss = model(**batch).loss
         (loss * 65536.0).backward()
         return [p.grad for p in model.parameters()]

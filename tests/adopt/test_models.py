@@ -15,7 +15,7 @@ import precast  # noqa: E402
 from precast._adopt import command, samples  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models]
 # transformers and diffusers call what torch and they themselves have deprecated.
 QUIET = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -16,7 +16,7 @@ from precast._adopt import command, forwards, samples  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
 
 def pair(dtype: Any = torch.float32, change: Callable[[Any], Any] = lambda model: model) -> tuple[Any, Any, Any]:
@@ -72,11 +72,11 @@ def test_every_keyword_is_that_of_the_own_loss(options: dict[str, Any], logits: 
     assert (found.hidden_states is not None) == ("output_hidden_states" in options)
 
 
-def test_narrow_weights_and_autocast() -> None:
+def test_narrow_weights_and_autocast(device: str) -> None:
     untouched, adopted, batch = pair(torch.bfloat16)
     assert_alike(untouched, adopted, batch, rtol=4e-2)
     untouched, adopted, batch = pair()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device, dtype=torch.bfloat16):
         a, b = (model(**batch).loss for model in (untouched, adopted))
     assert float(b.detach()) == pytest.approx(float(a.detach()), rel=1e-2)
 
@@ -91,7 +91,7 @@ def test_calls_without_labels_and_tuples_are_the_models_own() -> None:
     assert torch.equal(adopted.eval().generate(**given), untouched.eval().generate(**given))
 
 
-def test_the_loss_has_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_has_no_logits(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     _, adopted, batch = pair()
     rows: list[int] = []
     own = forwards.linear_cross_entropy
@@ -100,7 +100,7 @@ def test_the_loss_has_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(adopted.lm_head), "forward", lambda *_: pytest.fail("the head made logits"))
     with pytest.raises(pytest.fail.Exception):  # the other linear layers have this class
         adopted(**batch)
-    forwards.head_with_loss(adopted.lm_head, "cpu", torch.randn(2, 6, 64), target=torch.zeros(12).long())
+    forwards.head_with_loss(adopted.lm_head, device, torch.randn(2, 6, 64), target=torch.zeros(12).long())
     assert rows == [12]
 
 

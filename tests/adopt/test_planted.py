@@ -17,13 +17,13 @@ from precast._adopt.rules import RULES  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
 Forward = Callable[..., Any]
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Forward], Report]:
+def planted(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[Any, str, Forward], Report]:
     """Adopts a model with one more forward, bound to the module of a name, that no probe has proved."""
     examine = recognise.examine
 
@@ -31,7 +31,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Forward], Re
         def more(*args: Any, **options: Any) -> Iterator[recognise.Found]:
             module = model.get_submodule(name)
             yield from (one for one in examine(*args, **options) if one.module is not module)
-            exact = recognise.Exact(lambda one: functools.partial(forward, one), "planted", None, "cpu")
+            exact = recognise.Exact(lambda one: functools.partial(forward, one), "planted", None, device)
             yield recognise.Found(name, module, "planted", "", exact)
 
         monkeypatch.setattr(recognise, "examine", more)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._adopt.probe import StandIn, Trial, decide  # noqa: E402
+from precast._adopt.probe import StandIn, Trial, decide, probe  # noqa: E402
 from precast._adopt.rules import RULES  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -116,7 +116,7 @@ def found(kind: str, module: Any, names: Any) -> tuple[str | None, str]:
     (rule,) = (one for one in RULES if one.kind == kind)
     trials = rule.trials(module, names, "cpu")
     assert not isinstance(trials, str), trials
-    return decide(trials, "cpu")
+    return decide(probe(trials, "cpu"), "cpu")
 
 
 @pytest.mark.parametrize(("cls", "casting"), [(RoundedOnce, "none"), (Llama, "llama"), (Gemma, "gemma")])
@@ -187,4 +187,4 @@ def test_orders_that_the_inputs_do_not_tell_apart_are_refused() -> None:
             StandIn(None), x, {"one": x, "other": x}, lambda error: dict.fromkeys(("one", "other"), x.double())
         )
 
-    assert decide(trials, "cpu") == (None, "the probe cannot tell one and other apart")
+    assert decide(probe(trials, "cpu"), "cpu") == (None, "the probe cannot tell one and other apart")

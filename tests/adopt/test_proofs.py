@@ -16,14 +16,13 @@ from precast._adopt import command, instances, seen, source  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
-IDS = torch.arange(24).view(2, 12)
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 Patch = pytest.MonkeyPatch
 
 
 def logits(model: Any) -> Any:
     with torch.no_grad():
-        return model.eval()(input_ids=IDS).logits
+        return model.eval()(input_ids=zoo.ids()).logits
 
 
 def doubled(self: Any, hidden_states: Any) -> Any:
@@ -293,7 +292,7 @@ def test_shallow_copies_of_a_model_call_their_own_children(copied: Any) -> None:
                 key: None if value is None else torch.nn.Parameter(value.detach() * 1.5)
                 for key, value in weights[name].items()
             }
-    given = {"input_ids": IDS, "labels": IDS}
+    given = {"input_ids": zoo.ids(), "labels": zoo.ids()}
     with torch.no_grad():
         torch.testing.assert_close(adopted(**given).loss, model(**given).loss)
         torch.testing.assert_close(copied(adopted)(**given).loss, model(**given).loss)

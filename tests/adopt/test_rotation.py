@@ -17,8 +17,7 @@ from precast._adopt.run import adopt_by  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
-IDS = torch.arange(24).view(2, 12)
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
 
 def attentions(model: Any) -> list[Any]:
@@ -32,7 +31,7 @@ def reasons(model: Any) -> set[str]:
 def step(model: Any, **more: Any) -> tuple[Any, list[Any]]:
     """Logits, and the gradients of their own loss."""
     model.zero_grad()
-    result = model.train()(input_ids=IDS, labels=IDS, **more)
+    result = model.train()(input_ids=zoo.ids(), labels=zoo.ids(), **more)
     result.loss.backward()
     return result.logits.detach(), [parameter.grad for parameter in model.parameters()]
 
@@ -84,7 +83,7 @@ def test_compiled_the_own_forward_is_traced() -> None:
     model, other = adopted("gemma3", torch.float32)
     compiled = torch.compile(other, backend="eager", fullgraph=True)
     with torch.no_grad():
-        assert torch.equal(compiled(input_ids=IDS).logits, model(input_ids=IDS).logits)
+        assert torch.equal(compiled(input_ids=zoo.ids()).logits, model(input_ids=zoo.ids()).logits)
 
 
 def served(monkeypatch: pytest.MonkeyPatch, model: Any, **more: Any) -> tuple[int, Any]:
@@ -144,7 +143,7 @@ def test_errors_are_those_of_the_own_forward() -> None:
         assert found[0] == found[1]
 
 
-def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     model, other = adopted("qwen3", torch.float32)
     right, _ = step(model)
     assert served(monkeypatch, other)[0] == 2
@@ -159,7 +158,7 @@ def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.Monke
     attentions(other)[1].k_norm.forward = lambda x: x
     assert served(monkeypatch, other)[0] == 1
     del attentions(other)[1].k_norm.forward
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         assert served(monkeypatch, other)[0] == 0
     tables = other.model.rotary_emb
     monkeypatch.setattr(type(tables), "forward", lambda *_: (torch.ones(1, 12, 16, requires_grad=True),) * 2)
@@ -229,12 +228,12 @@ def rounded_once(q: Any, k: Any, cos: Any, sin: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_the_probe_finds_a_rotation_that_rounds_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_finds_a_rotation_that_rounds_once(name: str, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Even if its source were known."""
     attention = zoo.make(name).model.layers[0].self_attn
     _, norms = rotation.known(attention)
     assert not isinstance(norms, str)
-    casting, note = rotation.prove(attention, norms, "cpu")
+    casting, note = rotation.prove(attention, norms, device)
     assert casting == ("gemma" if norms else "none") and "decisive elements have the same bits" in note
     monkeypatch.setitem(rotation.inspect.unwrap(type(attention).forward).__globals__, instances.ROTATE, rounded_once)
-    assert rotation.prove(attention, norms, "cpu") == (None, "it rounds the products of the rotation once")
+    assert rotation.prove(attention, norms, device) == (None, "it rounds the products of the rotation once")

@@ -18,7 +18,7 @@ from precast._adopt import instances, state  # noqa: E402
 from tests.adopt.picture import changes, picture  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, *QUIET]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, *QUIET]
 
 
 class Slots:
@@ -48,7 +48,7 @@ class Written(torch.nn.Module):
         self.register_buffer("none", None)
         self.count, self.seen, self.recent, self.names = 0, [], deque([1], 4), {"a"}
         self.kept, self.config, self.slots, self.array = {"x": torch.ones(3)}, Config(), Slots(), np.zeros(3)
-        self.generator = torch.Generator().manual_seed(1)
+        self.generator = torch.Generator(torch.get_default_device()).manual_seed(1)
         self.scale = torch.ones(8)
 
     def forward(self, x: Any) -> Any:
@@ -281,7 +281,7 @@ def test_a_sample_with_a_history_keeps_it(given: str) -> None:
 
 def test_what_was_written_past_all_ops_is_said() -> None:
     def write(one: Any, x: Any) -> None:
-        one.large.detach().numpy()[0] += 1
+        torch.from_dlpack(one.large.detach())[0] += 1
 
     for dry in (True, False):
         model = Written(write)

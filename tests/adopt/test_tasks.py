@@ -13,7 +13,7 @@ from tests.adopt import tasks  # noqa: E402
 from tests.adopt.picture import changes, picture  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
 
 @pytest.mark.parametrize("name", tasks.NAMES)

@@ -14,7 +14,7 @@ from precast._adopt import samples  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
 
 def pair(name: str = "llama", dtype: Any = torch.float32) -> tuple[Any, Any, dict[str, Any]]:
@@ -122,9 +122,9 @@ def test_an_exported_model_needs_only_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("gemma3", marks=pytest.mark.long), "gpt2"])
-def test_autocast_rounds_where_it_did(name: str) -> None:
+def test_autocast_rounds_where_it_did(name: str, device: str) -> None:
     model, adopted, batch = pair(name)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
         one, other = (m.eval()(**batch, output_hidden_states=True).hidden_states for m in (model, adopted))
     assert [h.dtype for h in one] == [h.dtype for h in other]
     for before, after in zip(one, other, strict=True):

@@ -114,6 +114,11 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+def ids() -> torch.Tensor:
+    """Two sequences of tokens for the language models."""
+    return torch.arange(24).view(2, 12)
+
+
 def make(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """A model with weights from a fixed seed; the biases and norms too, so that none is without effect."""
     torch.manual_seed(0)

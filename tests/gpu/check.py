@@ -80,8 +80,11 @@ def cases(wheel: Path | None, jobs: int, root: Path = ROOT) -> Iterator[Case]:
         yield Case("wheel: prebuilt code", (python, f"{GPU}/run.py", str(wheel)), 240)
     for part, files in enumerate(dealt(root), 1):
         yield Case(f"tests: ops {part} of {OPS_PARTS}", _pytest(jobs, *files), 300)
-    yield Case("tests: adopt", _pytest(jobs, "tests/adopt"), 240)
-    yield Case("tests: others", _pytest(jobs, "tests", "--ignore=tests/ops", "--ignore=tests/adopt"), 300)
+    # What is replaced in models, in hostile ones too, and the losses in loops of training.
+    models = ("tests/adopt", "tests/hostile/test_adopting.py")
+    yield Case("tests: adopt", _pytest(jobs, *models, "tests/ops/test_losses_in_training.py"), 300)
+    others = ("tests", "--ignore=tests/ops", *(f"--ignore={path}" for path in models))
+    yield Case("tests: others", _pytest(jobs, *others), 300)
     for part in range(1, HOSTILE_PARTS + 1):
         command = (python, "-m", "tests.hostile", "--device", "cuda", "--jobs", str(jobs))
         yield Case(f"hostile {part} of {HOSTILE_PARTS}", (*command, "--part", f"{part}/{HOSTILE_PARTS}"), 240)

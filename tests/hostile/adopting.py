@@ -1,7 +1,7 @@
 """Models for ``precast.adopt`` made of features that change what a call does or leaves, and the law over them.
 
-The law: a dry run changes nothing; adoption and undo change nothing; in between the outputs are those of before, up to
-rounding; and nothing is raised.
+The law: a dry run changes nothing; adoption and undo change nothing; in between the outputs are those of an untouched
+model, up to rounding, also after both were changed in one way; and nothing is raised.
 """
 
 from __future__ import annotations
@@ -123,6 +123,27 @@ def shallow(model: Any) -> Any:
     return copy.copy(model)
 
 
+def replica(model: Any) -> Any:
+    """A copy that shares the parts, as DataParallel makes it."""
+    return model._replicate_for_data_parallel()
+
+
+def patched(model: Any) -> Any:
+    """A class whose forward was replaced for all of its instances."""
+    cls = type(model.norm)
+    own = cls.forward
+    cls.forward = lambda self, x: own(self, x) * 2
+
+
+def with_eps(model: Any) -> Any:
+    model.norm.eps = 0.5
+
+
+def with_weights(model: Any) -> Any:
+    with torch.no_grad():
+        model.norm.weight.mul_(-2)
+
+
 def shared(model: Any) -> Any:
     """One norm in two places."""
     model.again = model.norm
@@ -130,7 +151,7 @@ def shared(model: Any) -> Any:
 
 
 def with_gradients(model: Any) -> Any:
-    y = model(torch.ones(2, WIDTH, dtype=model.last_dtype)).sum()
+    y = model(torch.ones(2, WIDTH).to(_linear(model).bias)).sum()
     if y.requires_grad:
         y.backward()
     return model
@@ -150,19 +171,31 @@ def wrapped(model: Any) -> Any:
     return model
 
 
-CHANGES = (hooked, observed, spectral, batch_norm, frozen, shallow, shared, with_gradients, locked, wrapped)
+CHANGES = (
+    *(hooked, observed, spectral, batch_norm, frozen, shallow, replica),
+    *(shared, with_gradients, locked, wrapped, patched),
+)
+# What is done to an adopted model between two of its calls.
+LATER = (patched, replica, shallow, with_eps, with_weights)
 NORMS: dict[str, Callable[[], Any]] = {
-    "layer norm": lambda: torch.nn.LayerNorm(WIDTH),
-    "rms norm": lambda: torch.nn.RMSNorm(WIDTH, eps=1e-6),
+    "layer norm": lambda: _of_its_own(torch.nn.LayerNorm)(WIDTH),
+    "rms norm": lambda: _of_its_own(torch.nn.RMSNorm)(WIDTH, eps=1e-6),
 }
+
+
+def _of_its_own(cls: Any) -> Any:
+    """A class that no other model has, so that it can be patched."""
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__})
+
+
 DTYPES = (torch.float32, torch.bfloat16)
-AROUND: dict[str, Callable[[], Any]] = {
-    "": contextlib.nullcontext,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "inference_mode": torch.inference_mode,
-    "no_grad": torch.no_grad,
-    "default device": lambda: torch.device("meta"),
-    "default dtype": lambda: _default_dtype(torch.float64),
+AROUND: dict[str, Callable[[str], Any]] = {
+    "": lambda _: contextlib.nullcontext(),
+    "autocast": lambda device: torch.autocast(device, dtype=torch.bfloat16),
+    "inference_mode": lambda _: torch.inference_mode(),
+    "no_grad": lambda _: torch.no_grad(),
+    "default device": lambda _: torch.device("meta"),
+    "default dtype": lambda _: _default_dtype(torch.float64),
 }
 
 
@@ -184,23 +217,24 @@ class Case:
     dtype: torch.dtype
     writes: tuple[Callable[[Any, Any], Any], ...]
     changes: tuple[Callable[[Any], Any], ...]
+    later: tuple[Callable[[Any], Any], ...]
     around: str
     training: bool
     sampled: str
 
     def __str__(self) -> str:
         names = [one.__name__ for one in (*self.writes, *self.changes)]
+        later = [f"later {one.__name__}" for one in self.later]
         mode = "training" if self.training else "evaluation"
-        return ", ".join([self.norm, str(self.dtype), *names, self.around, mode, self.sampled])
+        return ", ".join([self.norm, str(self.dtype), *names, *later, self.around, mode, self.sampled])
 
-    def made(self) -> tuple[Any, Any]:
+    def made(self, device: str) -> tuple[Any, Any]:
         """The model and its sample."""
         torch.manual_seed(0)
-        model: Any = Body(NORMS[self.norm](), self.writes).to(self.dtype).train(self.training)
-        model.last_dtype = self.dtype
+        model: Any = Body(NORMS[self.norm](), self.writes).to(device, self.dtype).train(self.training)
         for change in self.changes:
-            model = change(model) or model
-        x = torch.randn(4, WIDTH).to(self.dtype)
+            model = (change(model) or model).to(device)
+        x = torch.randn(4, WIDTH).to(device, self.dtype)
         return model, {"right": x, "wrong": x[:, :3], "none": None}[self.sampled]
 
 
@@ -227,20 +261,20 @@ def _split(pair: tuple[Any, Any]) -> tuple[Any, Any]:
 def _case(drawn: random.Random, writes: Any, changed: Any) -> Case:
     sampled = drawn.choice(("right", "right", "right", "wrong", "none"))
     around = drawn.choice(("", "", *AROUND))
-    return Case(
-        drawn.choice(list(NORMS)), drawn.choice(DTYPES), writes, changed, around, bool(drawn.getrandbits(1)), sampled
-    )
+    norm, dtype, training = drawn.choice(list(NORMS)), drawn.choice(DTYPES), bool(drawn.getrandbits(1))
+    later = tuple(drawn.sample(LATER, drawn.choice((0, 0, 1, 2))))
+    return Case(norm, dtype, writes, changed, later, around, training, sampled)
 
 
 class Broken(AssertionError):
     """What ``adopt`` did against the law."""
 
 
-def judge(case: Case, adopt: Callable[..., Any] = precast.adopt) -> str:
+def judge(case: Case, device: str, adopt: Callable[..., Any] = precast.adopt) -> str:
     """What became of the model; raise Broken if the law does not hold."""
-    (model, sample), (other, _) = case.made(), case.made()
+    (model, sample), (other, _) = case.made(device), case.made(device)
     FIRED.clear()
-    with AROUND[case.around]():
+    with AROUND[case.around](device):
         before = picture(model, sample)
         for dry_run in (True, False):
             try:
@@ -250,7 +284,7 @@ def judge(case: Case, adopt: Callable[..., Any] = precast.adopt) -> str:
             _judge_report(case, report)
             if dry_run:
                 _judge_same(f"{case}: a dry run", before, picture(model, sample))
-        _judge_outputs(case, model, other)
+        _judge_outputs(case, device, model, other)
         precast.undo_adopt(model)
     return str(report.verdict)
 
@@ -270,11 +304,13 @@ def _judge_same(what: str, before: Any, after: Any) -> None:
         raise Broken(f"{what} changed {different[:4]}")
 
 
-def _judge_outputs(case: Case, adopted: Any, untouched: Any) -> None:
+def _judge_outputs(case: Case, device: str, adopted: Any, untouched: Any) -> None:
     """Of three calls, so that what a call leaves counts too."""
-    x = torch.linspace(-2, 2, 4 * WIDTH, device="cpu", dtype=torch.float32).view(4, WIDTH).to(case.dtype)
+    x = torch.linspace(-2, 2, 4 * WIDTH, device=device, dtype=torch.float32).view(4, WIDTH).to(case.dtype)
     near = 2e-2 if case.dtype == torch.bfloat16 or case.around == "autocast" else 1e-5
-    for _ in range(3):
+    for call in range(3):
+        for change in case.later if call == 1 else ():
+            adopted, untouched = (change(model) or model for model in (adopted, untouched))
         one, other = adopted(x), untouched(x)
         if one.dtype != other.dtype or not torch.allclose(one.float(), other.float(), rtol=near, atol=near):
             raise Broken(f"{case}: outputs differ")

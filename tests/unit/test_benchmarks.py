@@ -7,6 +7,7 @@ import json
 import re
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,12 +213,18 @@ def test_the_contestants_of_the_losses_compute_the_same_gradients() -> None:
 
     from benchmarks import losses
 
+    half: Any = {"dtype": "float16", "scale": 4.0}
     compared = [
         losses.from_logits(6, 50, "cpu", lambda function: function),
-        {name: run for name, run in losses.from_hidden_states(6, 16, 50, "cpu").items() if name != losses.PRODUCTS},
+        losses.from_logits(6, 50, "cpu", lambda function: function, in_place=True, **half),
+        losses.from_hidden_states(6, 16, 50, "cpu"),
+        losses.from_hidden_states(6, 16, 50, "cpu", **half),
     ]
     for runs in compared:
+        runs.pop(losses.PRODUCTS, None)
         expected = runs["torch eager"]()
         for name, run in runs.items():
             for one, other in zip(run(), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4, msg=name)
+    for form, found in losses.errors((64, 16, 500), "cpu", "float16", losses.SCALE).items():
+        assert 0 < found["precast"] <= 1.02 * found["torch eager"] < 1e-2, form

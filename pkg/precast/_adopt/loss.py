@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from precast._adopt import forwards, instances
-from precast._adopt.probe import Trial, decide, drawn
+from precast._adopt.probe import Trial, decide, drawn, probe
 from precast._adopt.seen import seen_forward
 from precast._adopt.source import Sources, Unreadable, fingerprint_of_functions
 
@@ -42,7 +42,7 @@ def bound(model: Any, device: str) -> tuple[functools.partial[Any] | None, str, 
         return None, "", f"its loss: {error}"
     if digest not in _KNOWN:
         return None, digest, "no rule knows what its loss does"
-    found, reason = decide(functools.partial(_trial, own, device), device)
+    found, reason = decide(probe(functools.partial(_trial, own, device), device), device)
     if found is None:
         return None, digest, f"its loss: {reason}"
     return functools.partial(forwards.causal_loss, own, device, None), digest, f"{found} and its gradient: {reason}"

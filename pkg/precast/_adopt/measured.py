@@ -44,8 +44,11 @@ class _Absent(Exception):
     """There is no such result; the text says why."""
 
 
-def measure(model: Module, batch: Batch, state: State) -> Measured:
-    """Run the model in evaluation mode on the batch, each time from the same state, which is put back."""
+def measure(model: Module, batch: Batch, state: State, *, noise: bool = False) -> Measured:
+    """Run the model in evaluation mode on the batch, each time from the same state, which is put back.
+
+    The noise of outputs with hidden parameters is that of the same outputs, so it is not measured twice.
+    """
     failed: dict[str, str] = {}
 
     def run(what: str, function: Callable[[Module, Batch], Outputs]) -> Outputs:
@@ -63,7 +66,7 @@ def measure(model: Module, batch: Batch, state: State) -> Measured:
         if is_sharded(model, recurse=True):
             return Measured(outputs, {}, failed | {f"gradients, and {_HIDDEN}": "the model is sharded"})
         visible = dict(outputs)
-        outputs |= run(_HIDDEN, lambda model, batch: _hidden(model, batch, visible))
+        outputs |= _as_hidden(visible) if noise else run(_HIDDEN, lambda model, batch: _hidden(model, batch, visible))
         return Measured(outputs, run("gradients", _gradients), failed)
     return Measured({}, {}, failed)
 
@@ -110,7 +113,11 @@ def _hidden(model: Module, batch: Batch, visible: Outputs) -> Outputs:
         hidden = _tensors(_call(model, batch))
     if any(value.isnan().any() and not visible[name].isnan().any() for name, value in hidden.items()):
         raise _Absent("the model reads parameters outside their module's forward")
-    return {f"{name}, parameters hidden": value for name, value in hidden.items()}
+    return _as_hidden(hidden)
+
+
+def _as_hidden(outputs: Outputs) -> Outputs:
+    return {f"{name}, parameters hidden": value for name, value in outputs.items()}
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ def noises(
         reasons.append("noise of the batch in another order: its tensors are not rows of one batch")
     else:
         turned = {name: _turned(value) for name, value in batch.items()}
-        noises.append(_turned_back(measure(model, turned, state), found))
+        noises.append(_turned_back(measure(model, turned, state, noise=True), found))
     with state.of_one_call():
         wider, reason = _in_a_wider_dtype(model, batch)
     if wider is None:
@@ -67,7 +67,7 @@ def _in_a_wider_dtype(model: Module, batch: Batch) -> tuple[Measured | None, str
     wider, reason = attempted(lambda: copy.deepcopy(model).to(wide))
     if wider is None:
         return None, reason
-    found = measure(wider, given, State(wider, given))
+    found = measure(wider, given, State(wider, given), noise=True)
     return (None, found.failed["outputs"]) if "outputs" in found.failed else (found, "")
 
 
@@ -85,7 +85,7 @@ def _shaken(model: Module, batch: Batch, state: State, exact: list[tuple[Module,
             own: Any = module.loss_function if is_loss else getattr(module, fate.attribute)
             with state.patching(module):
                 module.__dict__[fate.attribute] = functools.partial(_with_errors, own, number * _RUNS + run)
-        return measure(model, batch, state)
+        return measure(model, batch, state, noise=True)
     finally:
         for module, fate in exact:
             with state.patching(module):

@@ -37,6 +37,7 @@ class Trial:
 
 
 Trials = Callable[[torch.dtype, torch.Generator], Trial]
+Probe = Callable[[torch.dtype], tuple[Trial, Tensor]]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ERROR = 2.0**-20
@@ -69,12 +70,26 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: to
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(device, dtype)
 
 
-def decide(trials: Trials, device: str) -> tuple[str | None, str]:
+def probe(trials: Trials, device: str) -> Probe:
+    """The inputs of a dtype, and the elements that no error of a sum or a root changes; made once for each dtype."""
+
+    @functools.cache
+    def made(dtype: torch.dtype) -> tuple[Trial, Tensor]:
+        with _undisturbed(device):
+            trial = trials(dtype, torch.Generator("cpu").manual_seed(0))
+            up, down = trial.exact(1 + _ERROR), trial.exact(1 - _ERROR)
+            alike = [_bits(up[name], dtype) == _bits(down[name], dtype) for name in trial.kernels]
+            return trial, torch.stack(alike).all(0)
+
+    return made
+
+
+def decide(made: Probe, device: str) -> tuple[str | None, str]:
     """The name of the only exact candidate, or None with the reason."""
     alive: set[str] | None = None
     seen = 0
     for dtype in _DTYPES:
-        trial, decisive = _decisive(trials, dtype, device)
+        trial, decisive = made(dtype)
         own = _run(trial, getattr(type(trial.twin), trial.method), device)
         if own.dtype != dtype:
             return None, f"its result for {_short(dtype)} is {_short(own.dtype)}"
@@ -97,10 +112,10 @@ def decide(trials: Trials, device: str) -> tuple[str | None, str]:
     return alive.pop(), f"{seen} decisive elements have the same bits"
 
 
-def recheck(trials: Trials, forward: functools.partial[Any], device: str) -> str:
+def recheck(made: Probe, forward: functools.partial[Any], device: str) -> str:
     """Compare the forward that is bound to a module with the module's own, by the same elements; say what differs."""
     for dtype in _DTYPES:
-        trial, decisive = _decisive(trials, dtype, device)
+        trial, decisive = made(dtype)
         own = _run(trial, getattr(type(trial.twin), trial.method), device)
         bound = _run(trial, functools.partial(_as_bound, forward), device)
         elements = _unlike(own, bound, decisive, dtype)
@@ -112,15 +127,6 @@ def recheck(trials: Trials, forward: functools.partial[Any], device: str) -> str
 def _as_bound(forward: functools.partial[Any], module: Module, x: Tensor) -> Tensor:
     """The call of a forward that is bound to another module."""
     return forward.func(module, *forward.args[1:], x)  # type: ignore[no-any-return]
-
-
-def _decisive(trials: Trials, dtype: torch.dtype, device: str) -> tuple[Trial, Tensor]:
-    """The inputs of a dtype, and the elements that no error of a sum or a root changes."""
-    with _undisturbed(device):
-        trial = trials(dtype, torch.Generator("cpu").manual_seed(0))
-        up, down = trial.exact(1 + _ERROR), trial.exact(1 - _ERROR)
-        alike = [_bits(up[name], dtype) == _bits(down[name], dtype) for name in trial.kernels]
-        return trial, torch.stack(alike).all(0)
 
 
 @contextlib.contextmanager
@@ -139,7 +145,7 @@ def _unlike(one: Tensor, other: Tensor, decisive: Tensor, dtype: torch.dtype) ->
     """How many decisive elements have other bits."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return int(decisive.sum())
-    return int((_bits(one, dtype) != _bits(other, dtype))[decisive].sum())
+    return int(((_bits(one, dtype) != _bits(other, dtype)) & decisive).sum())
 
 
 def _bits(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch.nn import Module
 
 from precast._adopt import forwards, instances, loss, rotation
-from precast._adopt.probe import Trials, decide
+from precast._adopt.probe import Probe, decide, probe
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.seen import state_of
 from precast._adopt.source import Sources, Unreadable, fingerprint, owner, source_of
@@ -37,11 +37,11 @@ _ROTARY = re.compile(r"^_?apply_rotary")
 
 @dataclass(frozen=True)
 class Exact:
-    """A proved replacement: the forward for a module, a line for the report, and the trials that proved it, if any."""
+    """A proved replacement: the forward for a module, a line for the report, and the probe that proved it, if any."""
 
     bind: Callable[[Module], Bound]
     note: str
-    trials: Trials | None
+    probe: Probe | None
     device: str
     attribute: str = "forward"
 
@@ -182,13 +182,14 @@ def _prove(rule: Rule, module: Module, digest: str, device: str) -> Exact | str:
         trials = rule.trials(module, names, device)
         if isinstance(trials, str):
             return trials
-        winner, reason = decide(trials, device)
+        made = probe(trials, device)
+        winner, reason = decide(made, device)
     except KernelError as error:
         return f"no kernel here: {str(error).splitlines()[0]}"
     if winner is None:
         return reason
     note = f"{rule.op.format(winner)}: {reason}"
-    return Exact(lambda one: rule.bind(one, names, winner, device), note, trials, device, rule.method)
+    return Exact(lambda one: rule.bind(one, names, winner, device), note, made, device, rule.method)
 
 
 def _methods(cls: type[Module], rules: tuple[Rule, ...]) -> dict[str, tuple[str, str]]:

@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from precast._adopt import forwards, instances, source
 from precast._adopt.loss import fingerprint_of
-from precast._adopt.probe import Trial, decide, drawn, twin_of
+from precast._adopt.probe import Trial, decide, drawn, probe, twin_of
 from precast._adopt.rules import RULES
 from precast._adopt.seen import child_of, seen_forward, state_of
 from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions, with_attribute
@@ -98,7 +98,7 @@ def sources(module: Any, norms: Norms) -> source.Sources:
 
 def prove(module: Any, norms: Norms, device: str) -> tuple[str | None, str]:
     """The casting of the norms if the kernel rounds like the attention, or None; and a line for the report."""
-    found, reason = decide(functools.partial(_trial, module, norms, device), device)
+    found, reason = decide(probe(functools.partial(_trial, module, norms, device), device), device)
     if found is None:
         return None, reason
     casting, _, rounding = found.partition(", ")

@@ -233,7 +233,7 @@ def _verdict(exact: _Exact, compared: tuple[Comparison, ...], changed: set[type[
         return f"the class {changed.pop().__qualname__} was changed, and so were all its instances"
     for one, fate in {id(fate): (one, fate) for one, fate in exact}.values():
         bound: Any = one.module.__dict__[fate.attribute]
-        wrong = recheck(fate.trials, bound, fate.device) if fate.trials is not None else ""
+        wrong = recheck(fate.probe, bound, fate.device) if fate.probe is not None else ""
         if wrong:
             return f"{one.name} rounds in another order: {wrong}"
     failed = [one for one in compared if not one.holds]

@@ -182,11 +182,15 @@ def _code_with_attribute(function: Any, name: str) -> types.CodeType:
 
 
 def _text(name: str, function: Any) -> _Text:
-    tree = _syntax(name, function)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    known = function.__globals__
-    meanings = tuple((one, _meaning(one, known.get(one, getattr(builtins, one, None)))) for one in sorted(used))
+    _syntax(name, function)
+    known, used = function.__globals__, _names_in(function, function.__code__)
+    meanings = tuple((one, _meaning(one, known.get(one, getattr(builtins, one, None)))) for one in used)
     return _text_of(function, function.__code__, meanings)
+
+
+@_cached
+def _names_in(function: Any, code: types.CodeType) -> list[str]:
+    return sorted({node.id for node in ast.walk(_parsed(function, code)) if isinstance(node, ast.Name)})
 
 
 @_cached

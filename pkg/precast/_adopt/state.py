@@ -54,6 +54,7 @@ class State:
     def __init__(self, *roots: Any) -> None:
         self.changed_classes: set[type[Any]] = set()
         self.watches = True
+        self._settings = _settings()
         self._refused: set[str] = set()
         self._puts: list[Callable[[], None]] = []
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that an id means one of them
@@ -78,19 +79,18 @@ class State:
         with contextlib.ExitStack() as stack:
             stack.callback(self.put_back)
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            for put, value in _settings():
+            for put, value in self._settings:
                 stack.callback(put, value)
-            if watch:
+            if watch and any(memory.copy is None for memory in self._memory.values()):
                 stack.enter_context(Watch(self._memory))
             yield
 
     def put_back(self) -> None:
         """Give every object what it had; what refuses it is lost."""
+        puts = [*self._puts, *(memory.put_back for memory in self._memory.values())]
         with torch.no_grad():
-            for put in [*self._puts, *(memory.put_back for memory in self._memory.values())]:
-                _, reason = attempted(put)
-                if reason:
-                    self._refused.add(reason)
+            if attempted(lambda: [put() for put in puts])[1]:
+                self._refused.update(reason for put in puts if (reason := attempted(put)[1]))
 
     def lost(self) -> tuple[str, ...]:
         """What could not be put back: tensors that something wrote past all ops, objects that refuse to be written."""
@@ -143,7 +143,7 @@ class State:
         if not is_plain(one):
             return found
         grad = one.grad if one.is_leaf else None
-        self._puts.append(functools.partial(_put_tensor, one, one.detach(), grad, one.requires_grad))
+        self._puts.append(functools.partial(_put_tensor, one, one.detach(), _view_of(one), grad, one.requires_grad))
         key, name = one.untyped_storage()._cdata, self._names.get(id(one), f"a tensor of shape {tuple(one.shape)}")
         if key not in self._memory:
             self._memory[key] = Memory.of(one, name, now=id(one) in self._buffers)
@@ -194,11 +194,10 @@ class State:
         if id(cls) in self._seen:
             return []
         self._seen[id(cls)] = cls
-        before = _attributes(cls)
+        whole, before = dict(vars(cls)), _attributes(cls)
 
         def put() -> None:
-            now = _attributes(cls)
-            if not _are_same(now, before):
+            if not _are_same(dict(vars(cls)), whole) and not _are_same(now := _attributes(cls), before):
                 self.changed_classes.add(cls)
                 for name in now.keys() - before.keys():
                     delattr(cls, name)
@@ -226,6 +225,8 @@ def _attributes(cls: type[Any]) -> dict[str, Any]:
 
 def _are_same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
     """Whether both have the same objects in the same order."""
+    if not one and not other:  # as most dictionaries of hooks
+        return True
     return (
         len(one) == len(other)
         and all(map(operator.is_, one.values(), other.values()))
@@ -264,9 +265,8 @@ def _put_array(one: Any, copy: Any) -> None:
         one[...] = copy
 
 
-def _put_tensor(one: Tensor, alias: Tensor, grad: Tensor | None, requires_grad: bool) -> None:
-    is_same = one.untyped_storage()._cdata == alias.untyped_storage()._cdata
-    if not is_same or _view_of(one) != _view_of(alias):
+def _put_tensor(one: Tensor, alias: Tensor, view: tuple[Any, ...], grad: Tensor | None, requires_grad: bool) -> None:
+    if _view_of(one) != view:
         one.data = alias
     if one.is_leaf:
         if one.requires_grad != requires_grad:
@@ -276,7 +276,7 @@ def _put_tensor(one: Tensor, alias: Tensor, grad: Tensor | None, requires_grad: 
 
 
 def _view_of(one: Tensor) -> tuple[Any, ...]:
-    return one.dtype, one.shape, one.stride(), one.storage_offset()
+    return one.untyped_storage()._cdata, one.dtype, one.shape, one.stride(), one.storage_offset()
 
 
 def _settings() -> list[tuple[Callable[[Any], Any], Any]]:

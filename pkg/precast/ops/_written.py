@@ -1,4 +1,4 @@
-"""What plain torch must check before an op in place writes: torch's own checks come one tensor after the other."""
+"""What must be checked before plain torch reads, or writes in place: its own checks come one tensor after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
+from precast._dispatch.formulas import means_its_memory
 from precast._dispatch.in_place import refuse_inference, written_arguments
+from precast.ops._checks import require
 
 
 def checked(op: torch._ops.OpOverload, reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,6 +53,19 @@ def check_memory(op: str, name: str, tensor: Tensor, *, written: bool) -> None:
         )
     if written:
         refuse_expanded(op, name, tensor)
+
+
+def check_readable(op: str, **tensors: Tensor | None) -> None:
+    """Raise unless plain torch can read each tensor; it trusts that a storage was not freed."""
+    for name, tensor in tensors.items():
+        if tensor is None or torch.compiler.is_compiling():
+            continue
+        require(
+            tensor.layout == torch.strided,
+            lambda: f"{op}: {name} has the layout {tensor.layout}; needed torch.strided",  # noqa: B023 - called at once
+        )
+        if tensor.device.type != "meta" and means_its_memory(tensor):
+            check_memory(op, name, tensor, written=False)
 
 
 def is_short(tensor: Tensor) -> bool:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
+from precast.ops._written import check_readable
 from precast.ops.losses import _linear
-from precast.ops.losses._ops import IN_PLACE, LOSS, check_options, check_readable, class_weights, factors, reduced
+from precast.ops.losses._ops import IN_PLACE, LOSS, check_options, class_weights, factors, reduced
 from precast.ops.losses._shards import over_shards
 
 
@@ -65,6 +66,7 @@ def cross_entropy(
     Raises:
         RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``weight`` requires
             grad; ``in_place`` and autograd needs the logits; the gradient is to be differentiated again.
+        TypeError: ``reduction`` is no text.
         ValueError: ``reduction`` is none of the three, or options contradict each other.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
@@ -139,6 +141,7 @@ def linear_cross_entropy(
     Raises:
         RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``weight`` requires
             grad; the gradient is to be differentiated again.
+        TypeError: ``reduction`` is no text.
         ValueError: ``reduction`` is none of the three, or options contradict each other.
         precast.errors.KernelError: no kernel can be loaded or built here.
 

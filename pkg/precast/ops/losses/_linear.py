@@ -11,11 +11,11 @@ from torch import Tensor
 from precast._dispatch.formulas import means_its_memory
 from precast.ops import _checks
 from precast.ops._checks import require
+from precast.ops._written import check_readable
 from precast.ops.losses._ops import (
     CROSS_ENTROPY,
     CROSS_ENTROPY_WITH_GRAD,
     CROSS_ENTROPY_WITH_GRAD_,
-    check_readable,
     keep,
     needs_slope,
     refuse_second_derivative,

@@ -14,7 +14,7 @@ from precast._dispatch.formulas import means_its_memory, register
 from precast._dispatch.in_place import mark_written
 from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
-from precast.ops._written import check_memory
+from precast.ops._written import check_readable
 
 
 def check_options(op: str, reduction: str, num_items: int | Tensor | None, ignore_index: int) -> None:
@@ -33,19 +33,6 @@ def check_options(op: str, reduction: str, num_items: int | Tensor | None, ignor
 
 def check_smoothing(op: str, share: float) -> None:
     require(0 <= share <= 1, lambda: f"{op}: label_smoothing is {share:g}; needed a number from 0 to 1")
-
-
-def check_readable(op: str, **tensors: Tensor | None) -> None:
-    """Raise unless plain torch can read each tensor; it trusts that a storage was not freed."""
-    for name, tensor in tensors.items():
-        if tensor is None or torch.compiler.is_compiling():
-            continue
-        require(
-            tensor.layout == torch.strided,
-            lambda: f"{op}: {name} has the layout {tensor.layout}; needed torch.strided",  # noqa: B023 - called at once
-        )
-        if tensor.device.type != "meta" and means_its_memory(tensor):
-            check_memory(op, name, tensor, written=False)
 
 
 def class_weights(op: str, weight: Tensor | None, x: Tensor, shape: torch.Size, called: str) -> Tensor | None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from precast.ops import _checks
+from precast.ops._written import check_readable
 from precast.ops.losses._ops import (
     CROSS_ENTROPY,
     CROSS_ENTROPY_BACKWARD,
-    check_readable,
     check_smoothing,
     class_weights,
     reduced,

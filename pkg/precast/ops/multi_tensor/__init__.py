@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import are_bare, means_its_memory, register
+from precast._dispatch.formulas import are_bare, register
 from precast.ops import _checks
 from precast.ops._fx import is_traced, recorded
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
-from precast.ops._written import check_memory
+from precast.ops._written import check_readable
 from precast.ops.multi_tensor._lists import (
     ADAGRAD,
     ADAM,
@@ -251,9 +251,8 @@ def _refusal(op: str) -> Callable[..., NoReturn]:
 def _check_l2norm(tensors: Sequence[Tensor]) -> None:
     op = "multi_tensor_l2norm"
     check_lists(op, {"tensors": tensors})
-    for index, tensor in enumerate(tensors):
-        if means_its_memory(tensor):
-            check_memory(op, f"tensors[{index}]", tensor, written=False)  # with a gradient, torch's own ops read it
+    # With a gradient, torch's own ops read them.
+    check_readable(op, **{f"tensors[{index}]": tensor for index, tensor in enumerate(tensors)})
 
 
 def _check_update(

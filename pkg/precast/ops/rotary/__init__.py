@@ -149,6 +149,7 @@ def rms_norm_rotary_embedding(
 
     Raises:
         RuntimeError: a tensor has another shape, dtype or device, or ``cos`` or ``sin`` requires grad.
+        TypeError: ``rounding`` is no text.
         ValueError: ``casting`` or ``rounding`` is none of the names.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
