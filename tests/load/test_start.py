@@ -17,7 +17,7 @@ NOT_NEEDED = {
     "precast._load.jit",
     "precast._load.progress",
     "precast._load.report",
-    "precast.core.unopened",
+    "precast.core.linker",
     "precast._load.verdict",
     "precast.extension",
     "precast.kernel_loader",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.linker import CannotOpen, opened
 from precast.errors import KernelError, KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
 
 _ERROR_BYTES = 4096
 _NAMES_BYTES = 1 << 16
-
-
-class CannotOpen(Exception):
-    """The dynamic linker refused a file; the text is the linker's message."""
 
 
 class CannotAttach(Exception):
@@ -51,10 +48,10 @@ class HostLibrary:
     """One mapped library. It is never unmapped: the dispatcher keeps pointers into it."""
 
     def __init__(self, path: Path) -> None:
+        self._c = opened(path, mode=ctypes.RTLD_LOCAL)
         try:
-            self._c = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
             self._c.precast_build_id.restype = self._c.precast_families.restype = ctypes.c_char_p
-        except (OSError, AttributeError) as error:  # AttributeError: it opens, but is not one of our libraries
+        except AttributeError as error:  # it opens, but is not one of our libraries
             raise CannotOpen(str(error)) from error
         self.path = path
 
@@ -165,8 +162,8 @@ class HostLibrary:
 def adapter_table(path: Path) -> int:
     """The address of the table in an adapter, which stays mapped. Raises CannotOpen if it cannot be opened."""
     try:
-        function = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL).precast_torch_table
-    except (OSError, AttributeError) as error:
+        function = opened(path, mode=ctypes.RTLD_LOCAL).precast_torch_table
+    except AttributeError as error:
         raise CannotOpen(str(error)) from error
     function.restype = ctypes.c_void_p
     table: int = function()

@@ -6,7 +6,6 @@ along a copy of these modules. Nothing is built here: a wheel that does not fit 
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import re
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from . import choose, dangling, probe, verify
 from .errors import KernelError, PrebuiltRefused
 from .host import Host
+from .linker import CannotOpen, opened
 from .manifest import GUARD_MARK, BuildInfo, HostFile
 from .reasons import Reason, Rejection
 from .value import value
@@ -225,8 +225,8 @@ def _open_links(fitting: Fitting, what: str) -> None:
     path = fitting.path
     try:
         for path in fitting.links:
-            ctypes.CDLL(str(path))
-    except OSError as error:
+            opened(path)
+    except CannotOpen as error:
         raise _cannot_open(path, what, error) from error
 
 

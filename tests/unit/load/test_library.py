@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._load.library import CannotOpen, HostLibrary
+from precast._load.library import HostLibrary
 from precast.core.capability import ComputeCapability, GpuTarget
+from precast.core.linker import CannotOpen
 from precast.errors import KernelError, KernelIncompatible
 from tests.kit import fakes, spawn
 
