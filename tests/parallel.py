@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MOST_WORKERS = 8
 # Folders whose tests share something that takes long to build. One process runs all of such a folder.
 BUILDS = ("tests/wheel", "tests/load", "tests/downstream", "tests/unit/csrc", "tests/unit/load")
+# Files whose tests share nothing and take a minute or more together: a process may run any one of them.
+PARTED = ("tests/hostile/test_adopting.py",)
 # What takes longest, in that order: a long unit that starts last would run alone at the end.
 LONGEST_FIRST = (
     "tests/examples/test_port.py",
@@ -55,6 +57,8 @@ def one_thread_each() -> None:
 def unit(nodeid: str) -> str:
     """Return the name of the group of tests that run in one process, one after the other."""
     file = nodeid.partition("::")[0]
+    if file in PARTED:
+        return nodeid
     folder = file.rpartition("/")[0]
     return folder if folder in BUILDS else file
 

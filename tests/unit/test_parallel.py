@@ -146,6 +146,7 @@ def test_a_folder_that_builds_starts_first_and_stays_in_one_process(pytester: py
         ("tests/unit/csrc/test_launch.py::test_a", "tests/unit/csrc"),
         ("tests/unit/csrc_cpu/test_adam.py::test_a", "tests/unit/csrc_cpu/test_adam.py"),
         ("tests/ops/test_adam.py::test_a[wheel]", "tests/ops/test_adam.py"),
+        ("tests/hostile/test_adopting.py::test_a[0-cpu]", "tests/hostile/test_adopting.py::test_a[0-cpu]"),
     ],
 )
 def test_the_unit_of_a_test(nodeid: str, unit: str) -> None:
