@@ -17,13 +17,13 @@ NOT_NEEDED = {
     "precast._load.jit",
     "precast._load.progress",
     "precast._load.report",
-    "precast.core.linker",
+    "precast.core.unopened",
     "precast._load.verdict",
     "precast.extension",
     "precast.kernel_loader",
     "precast.optim",
 }
-OF_THE_BUILD = {"precast._builder", "precast._builder.catalogue", "precast.core.files"}
+OF_THE_BUILD = {"precast._builder", "precast._builder.catalogue"}
 SLOW = {"argparse", "asyncio", "concurrent", "email", "http", "inspect", "subprocess", "tempfile", "urllib"}
 
 FIRST_CALL = """
@@ -43,7 +43,7 @@ FIRST_CALL = """
 # A room is a module of ours that runs between the call of an op and its result, as it is imported or called. A return
 # is a call that enters a room which was entered before and left. A call from one place counts once, so that a loop is
 # walked through once; what modules do as they are imported counts for the rooms alone, and making a value for neither.
-ROOMS, RETURNS = 26, 40
+ROOMS, RETURNS = 30, 40
 WALK = """
     import os, sys, torch
     import precast.ops
@@ -53,7 +53,7 @@ WALK = """
     def walk(frame, event, _):
         global importing
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if event not in ("call", "return") or not file.startswith(home) or file.endswith("_abi/value.py"):
+        if event not in ("call", "return") or not file.startswith(home) or file.endswith("core/value.py"):
             return
         rooms.add(file)
         if name == "<module>":

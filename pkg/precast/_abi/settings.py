@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from precast._abi.arch_list import parse_arch_list
 from precast.core.capability import GpuTarget
 from precast.core.label import MACHINES, Label
 from precast.core.manifest import is_index_url
@@ -195,6 +194,8 @@ class Settings:
         """The targets of ``arch_list``; empty if it is not set. Raises ValueError if it cannot be read."""
         if self.arch_list is None:
             return ()
+        from precast._abi.arch_list import parse_arch_list  # only builds ask
+
         refusal = f"PRECAST_CUDA_ARCH_LIST or TORCH_CUDA_ARCH_LIST={self.arch_list!r} is not accepted"
         try:
             found = parse_arch_list(self.arch_list)

@@ -125,7 +125,7 @@ def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str | Unope
             damaged[name] = str(error)
             continue
         if isinstance(file, HostFile) and files.is_noexec(prebuilt.C_DIR / file.path):
-            from precast.core import linker  # an intact file that cannot be opened is rare
+            from precast.core import unopened  # an intact file that cannot be opened is rare
 
-            damaged[name] = linker.noexec(prebuilt.C_DIR / file.path)
+            damaged[name] = unopened.noexec(prebuilt.C_DIR / file.path)
     return contents, damaged

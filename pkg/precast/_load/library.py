@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precast.core.capability import ComputeCapability, GpuTarget
-from precast.core.linker import CannotOpen, opened
+from precast.core.verify import CannotOpen, opened
 from precast.errors import KernelError, KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:

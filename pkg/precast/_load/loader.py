@@ -35,9 +35,9 @@ from precast._load.library import CannotAttach, HostLibrary, adapter_table
 from precast._load.source import Loaded, Source
 from precast._load.system import after_fork_in_child, require_linux
 from precast.core.capability import GpuTarget
-from precast.core.linker import CannotOpen
 from precast.core.manifest import DeviceFile, HostFile
 from precast.core.reasons import Reason, Unopened
+from precast.core.verify import CannotOpen
 from precast.errors import KernelUnavailable
 
 _log = logging.getLogger("precast")
@@ -228,7 +228,7 @@ def _pass_over(
         return
     assert source is not None  # every other piece is a file
     from precast._load import unopened
-    from precast.core.linker import why
+    from precast.core.unopened import why
 
     reason = why(source.path, str(error)) if isinstance(error, CannotOpen) else None
     if reason is not None and reason.passing:

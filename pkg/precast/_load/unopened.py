@@ -1,10 +1,10 @@
-"""The errors for an intact file that this machine does not open: :mod:`precast.core.linker` says why."""
+"""The errors for an intact file that this machine does not open: :mod:`precast.core.unopened` says why."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from precast.core import files, linker
+from precast.core import files, unopened
 from precast.core.reasons import Unopened
 from precast.errors import KernelUnavailable
 
@@ -22,7 +22,7 @@ def passing(path: Path, reason: Unopened) -> KernelUnavailable:
 def refuse_noexec(folder: Path) -> None:
     """Raise KernelUnavailable if libraries that are built into this folder could not be loaded from it."""
     if files.is_noexec(folder):
-        raise of_cache(folder, linker.noexec(folder))
+        raise of_cache(folder, unopened.noexec(folder))
 
 
 def of_cache(path: Path, reason: Unopened) -> KernelUnavailable:

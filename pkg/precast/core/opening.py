@@ -20,10 +20,10 @@ from typing import Any
 from . import choose, dangling, probe, verify
 from .errors import KernelError, PrebuiltRefused
 from .host import Host
-from .linker import CannotOpen, opened
 from .manifest import GUARD_MARK, BuildInfo, HostFile
 from .reasons import Reason, Rejection
 from .value import value
+from .verify import CannotOpen, opened
 
 FOLDER = "_C"
 _NOT_A_NAME = re.compile(r"\W")

@@ -7,7 +7,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import explain, linker, pip
+from . import explain, pip, unopened
 from .errors import PrebuiltRefused
 from .manifest import BuildInfo, NewerManifest
 from .reasons import Reason, Rejection
@@ -62,7 +62,7 @@ def bad_manifest(package: str, error: BadManifest) -> PrebuiltRefused:
 
 def cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
     """The error for a file that matches its manifest and should fit here, but that the dynamic linker refuses."""
-    reason = linker.why(path, str(error))
+    reason = unopened.why(path, str(error))
     if reason is not None:
         found = f"{path}: {reason.found}"
         return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.wanted, fix=reason.remedy)

@@ -1,4 +1,4 @@
-"""Read a manifest and the files that it describes. No byte of a file is used before it is known to be what was built.
+"""Read a manifest and the files that it describes, and open them: none before it is known to be what was built.
 
 A manifest is parsed once per process, and again if another one takes its place. A large library is hashed once per
 installation: its identity (device, inode, size, both times) and the result are kept in the user's cache. A cache that
@@ -8,12 +8,13 @@ another user could write to is not believed, and without a cache the library is 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
 from pathlib import Path
 
-from . import files, owned
+from . import files
 from .manifest import MAX_MANIFEST_BYTES, BuildInfo, DeviceFile, HostFile, ManifestError
 
 MANIFEST = "build_info.json"
@@ -28,6 +29,10 @@ class Damaged(Exception):
 
 class BadManifest(Exception):
     """A manifest that cannot be used; the text is its path and what is wrong, the cause may be a ManifestError."""
+
+
+class CannotOpen(Exception):
+    """The dynamic linker refused a file; the text is the linker's message."""
 
 
 def manifest(folder: Path) -> BuildInfo | None:
@@ -78,6 +83,8 @@ def exports(file: HostFile, folder: Path, name: str) -> bool:
     """Whether a library, which is the one that the manifest lists, exports a function. Damaged if it is another one."""
     if file.bytes < LARGE_BYTES:
         return _has(content(file, folder), name)
+    from . import owned  # few libraries are large
+
     path = folder / file.path
     root = _cache()
     known = root / _NOTES / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
@@ -95,6 +102,14 @@ def exports(file: HostFile, folder: Path, name: str) -> bool:
         owned.make_private(known.parent)
         files.write_private(known, f"{file.sha256} {name} {identity} {'yes' if found else 'no'}".encode())
     return found
+
+
+def opened(path: Path, *, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """A library, mapped by the dynamic linker. CannotOpen if it refuses."""
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    except OSError as error:
+        raise CannotOpen(str(error)) from error
 
 
 def _cache() -> Path:

@@ -29,7 +29,7 @@ from precast._load.progress import Progress
 from precast._load.source import Source
 from precast.core import dangling
 from precast.core.host import Builders
-from precast.core.linker import why
+from precast.core.unopened import why
 from precast.errors import BuildFailed, KernelUnavailable
 
 if TYPE_CHECKING:

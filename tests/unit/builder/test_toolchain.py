@@ -93,7 +93,7 @@ def test_the_vector_length_of_sve_is_a_feature(
     monkeypatch: pytest.MonkeyPatch, machine: str, length: int, found: set[str]
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(toolchain.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda option: length))
+    monkeypatch.setattr(probe.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda option: length))
     assert {feature for feature in probe.cpu_features() if feature.startswith("sve")} == found
 
 

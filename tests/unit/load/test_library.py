@@ -8,7 +8,7 @@ import pytest
 
 from precast._load.library import HostLibrary
 from precast.core.capability import ComputeCapability, GpuTarget
-from precast.core.linker import CannotOpen
+from precast.core.verify import CannotOpen
 from precast.errors import KernelError, KernelIncompatible
 from tests.kit import fakes, spawn
 

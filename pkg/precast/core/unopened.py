@@ -1,4 +1,4 @@
-"""Open libraries by the dynamic linker, and say why it does not open an intact file: a file system, a policy, memory.
+"""Why the dynamic linker did not open an intact file: a file system without execution, a policy, or no memory.
 
 The linker gives one text for all of them, without an error number, in the language of the locale. So this module asks
 the kernel: the mount of the file, and a mapping like the linker's own.
@@ -6,9 +6,9 @@ the kernel: the mount of the file, and a mapping like the linker's own.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
+import shlex
 from pathlib import Path
 
 from . import files
@@ -18,22 +18,8 @@ from .reasons import Unopened
 _NOT_MAPPED = ("failed to map segment", "cannot map zero-fill pages", "cannot create shared object descriptor")
 
 
-class CannotOpen(Exception):
-    """The dynamic linker refused a file; the text is the linker's message."""
-
-
-def opened(path: Path, *, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """A library, mapped by the dynamic linker. CannotOpen if it refuses."""
-    try:
-        return ctypes.CDLL(str(path), mode=mode)
-    except OSError as error:
-        raise CannotOpen(str(error)) from error
-
-
 def noexec(path: Path) -> Unopened:
     """The reason for a file, or a folder, on a file system that is mounted noexec."""
-    import shlex  # needed for an error alone
-
     mount = next(place for place in (path.absolute(), *path.absolute().parents) if place.is_mount())
     found = f"{mount} is mounted noexec, which forbids to load code from it"
     return Unopened("a file system without noexec", found, f"mount -o remount,exec {shlex.quote(str(mount))}")
