@@ -32,7 +32,7 @@ import torch, pathlib, re
 import precast
 from precast._abi.settings import Settings
 from precast._load import probe
-host = ours.probe_host(Settings(), gpus=True)
+host = probe.probe_host(Settings(), gpus=True)
 assert str(host.torch.version) == str(torch.__version__), host.torch
 assert host.torch.version.git == torch.version.git_version
 assert str(host.torch.cuda or "") == ".".join((torch.version.cuda or "").split(".")[:2])
