@@ -17,7 +17,7 @@ from precast._builder.matrix import LabelSpec, Matrix, TorchRelease
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
 from precast.core.version import CudaVersion
 from precast.errors import KernelError
-from tools.shared import matrix_picture, parity, selector, served, speed
+from tools.shared import gpu_checks, matrix_picture, parity, selector, served, speed
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,6 +221,11 @@ def _torch_builds(known: Matrix, machine: str) -> str:
     return ", ".join(map(_quoted, dict.fromkeys(builds)))
 
 
+def seen_by_gpus(_: Matrix, text: str) -> str:
+    """The table of the checks on GPUs that are kept beside the page."""
+    return _with_rows(text, "| GPU | Commit | torch | Passed | Not passed | Minutes |", gpu_checks.rows())
+
+
 FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
@@ -230,6 +235,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "docs/concepts/wheels.md": wheels,
     "docs/images/matrix.svg": drawn,
     "docs/reference/parity.md": parities,
+    "docs/evidence/README.md": seen_by_gpus,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }
 
