@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from precast import base_extension, errors, extension, jit, kernel_loader, nn, ops, optim
     from precast._adopt.hub import kernel_mapping
     from precast._adopt.run import adopt, undo_adopt
+    from precast._builder.xray_report import xray
     from precast._load.source import Loaded
     from precast._loading import load, prebuild
 
@@ -38,6 +39,7 @@ _MEMBERS = {
     **dict.fromkeys(("load", "prebuild"), "precast._loading"),
     "Loaded": "precast._load.source",
     "kernel_mapping": "precast._adopt.hub",
+    "xray": "precast._builder.xray_report",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "optim",
     "prebuild",
     "undo_adopt",
+    "xray",
 ]
 
 

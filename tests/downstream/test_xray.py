@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -11,8 +12,13 @@ from typing import Any
 
 import pytest
 
+import precast
 from precast._builder import verdicts
+from precast._cli import xray as command
 from precast._cli.main import main
+from precast.core.label import Label
+from precast.core.manifest import BuildInfo, BuildMode
+from precast.errors import KernelError
 from tests.kit import spawn
 from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
 
@@ -220,3 +226,65 @@ def test_a_library_is_judged_with_those_that_it_links(tmp_path: Path, capsys: py
         ["libelsewhere.so: needs libelsewhere.so, which is not in the wheel and not torch's"],
     )
     assert xray(capsys, path, "--torch", "2.13.0")[1]["answer"] == "unknown"
+
+
+def test_the_function_and_the_command_give_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suffix = "_C.cpython-312-x86_64-linux-gnu.so"
+    module = library(tmp_path, CLASSIC + MODULE, *TORCH, name=suffix)
+    device(tmp_path, module, fat(entry(SASS, 80, LZ4), entry(PTX, 90, LZ4)))
+    old, plain = library(tmp_path, CLASSIC, *TORCH, name="old.so"), library(tmp_path, "int f;", name="plain.so")
+    absent = library(tmp_path, "namespace at { int no_such(); }\nint f() { return at::no_such(); }", *TORCH)
+    several = {"ops/torch-2.12/lib/libops.so": old, "ops/torch-2.13/lib/libops.so": old}
+    asked: tuple[dict[str, str], ...] = ({}, {"torch": "2.13.0"}, {"gpu": "9.0", "driver": "13.0"},
+                                         {"python": "3.11", "glibc": "2.28"})  # fmt: skip
+    answers = set[str | None]()
+    for files in ({f"ops/{suffix}": module}, several, {"ops/_C.so": absent}, {"ops/plain.so": plain}):
+        path = wheel(tmp_path, files)
+        for machine in asked:
+            said = xray(capsys, path, *(word for name, text in machine.items() for word in (f"--{name}", text)))[1]
+            found = precast.xray(path, **machine)
+            answers.add(found.answer)
+            assert json.loads(json.dumps(command.to_json(found))) == said
+            assert said["answer"] == found.answer and said["why"] == list(found.why)
+    assert answers == {None, "yes", "no", "unknown"}
+    assert precast.xray(str(module)) == precast.xray(module) and hash(precast.xray(module))
+
+
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        ({"torch": "two"}, "torch: not a torch version: 'two'"),
+        ({"gpu": "9"}, "gpu: not a compute capability: '9'; wanted one such as '9.0'"),
+        ({"gpu": 9.0}, "gpu is no text: 9.0; wanted a compute capability, such as 9.0"),
+        ({"driver": "470"}, "driver: driver 470 is older than CUDA 12"),
+        ({"python": "3"}, "python: not a release"),
+        ({"glibc": (2, 28)}, r"glibc is no text: \(2, 28\)"),
+    ],
+)
+def test_what_is_said_of_a_machine_is_read_before_the_file(machine: dict[str, Any], why: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=why):
+        precast.xray("/there/is/no/such.whl", **machine)
+    with pytest.raises(KernelError, match="there is no"):
+        precast.xray("/there/is/no/such")
+
+
+def test_the_core_of_a_wheel_and_what_it_patches_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = wheel(tmp_path, {"ops/_C.so": library(tmp_path, "int f;")})
+    bare = precast.xray(path)
+    assert (bare.core, bare.patches_loader) == (None, False)
+    main(["xray", str(path)])
+    assert not re.search("core of precast|patches", capsys.readouterr().out)
+    for patches in (False, True):
+        info = BuildInfo(
+            "1.0", Label(""), BuildMode.RELEASE, None, False, "0" * 64,
+            core=("0.1.0", "a" * 64), patches_loader=patches,
+        )  # fmt: skip
+        made = wheel(tmp_path, {"ops/_C.so": tmp_path / "_C.so"})
+        with zipfile.ZipFile(made, "a") as archive:
+            archive.writestr("ops/_C/build_info.json", info.to_json())
+        found = precast.xray(made)
+        assert (found.core, found.patches_loader) == ("0.1.0", patches)
+        main(["xray", str(made)])
+        said = capsys.readouterr().out.splitlines()
+        assert said.count("  takes along the core of precast 0.1.0") == 1
+        assert said.count("  patches torch.ops.load_library and importlib for the whole process") == patches
