@@ -95,6 +95,7 @@ LIES: dict[str, tuple[str, Callable[[Files, str], None], str]] = {
     "a Python that it does not need": ("free", claim(python="cp311"), "Python: host/scale.so"),
     "an older C library": ("free", claim(glibc="2.2"), "glibc: host/scale.so"),
     "no libraries needed": ("free", claim(needed=[]), "needed: host/scale.so"),
+    "a compiler of no code": ("free", claim(compiled=["sm_90:nvcc:13.1.80"]), "compiler: host/scale.so"),
     "another machine": ("free", claim(machine="aarch64"), "machine: host/scale.so"),
     "a damaged library": ("bound", damage, "bytes: host/fused"),
     "a second C++ runtime": ("bound", rename(b"PyInit_fused", b"__cxa_throw"), "C++ runtime: host/fused"),

@@ -46,8 +46,8 @@ from tests.downstream.finished import (
     refused,
     this_torch,
 )
-from tests.kit import spawn
-from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
+from tests.kit import elves, spawn
+from tests.unit.builder.test_fatbin import LZ4, PLAIN, PTX, SASS, entry, fat
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("quick_trials")]
 
@@ -254,6 +254,27 @@ def test_wheels_for_several_pythons_and_gpus_are_one(
         assert opening.library_file("ops", "_C").name.startswith(
             f"_C.torch-2.{TorchVersion.parse(this_torch()).release.minor}"
         )
+
+
+def test_the_audit_refuses_a_known_bad_build_or_warns_of_it(
+    tmp_path: Path, make: Make, site: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    name = "causal_conv1d_cuda"
+    code = library(tmp_path, MODULE.format(name=name, mark=1))
+    noted = [with_code(tmp_path, code, entry(SASS, arch, PLAIN, payload=elves.cubin("13.0.88"))) for arch in (103, 120)]
+    refusing = make({"ops/__init__.py": INIT, f"ops/{name}{SUFFIX}": noted[0]})
+    said = refused(capsys, tmp_path / "no", refusing, "--torch", this_torch())
+    assert "refused" in said and "  known bad: " in said and "causal-conv1d/issues/105" in said
+    warned = make({"ops/__init__.py": INIT, f"ops/{name}{SUFFIX}": noted[1]})
+    wheel = guarded(tmp_path / "out", warned, torch=this_torch())
+    assert "  warning: known bad: " in (said := capsys.readouterr().out) and " 0 violations" in said
+    assert [str(one) for one in manifest(wheel).host[0].compiled] == ["sm_120:nvcc:13.0.88"]
+    site(wheel)
+    gpu = Gpu(0, ComputeCapability(12, 0), "a GPU")
+    pretend(monkeypatch, lambda host: replace(host, gpus=(gpu,), driver=CudaVersion(13, 0)))
+    with pytest.warns(UserWarning, match=rf"^ops\.{name} may be wrong on this GPU: .* CuTe"):
+        opening.library_file("ops", name)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are those of x86_64")

@@ -19,8 +19,8 @@ from precast._cli.main import main
 from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
 from precast.errors import KernelError
-from tests.kit import spawn
-from tests.unit.builder.test_fatbin import LZ4, PTX, SASS, entry, fat
+from tests.kit import elves, hosts, spawn
+from tests.unit.builder.test_fatbin import LZ4, PLAIN, PTX, SASS, entry, fat
 
 pytestmark = [
     pytest.mark.compiler,
@@ -288,3 +288,33 @@ def test_the_core_of_a_wheel_and_what_it_patches_are_named(tmp_path: Path, capsy
         said = capsys.readouterr().out.splitlines()
         assert said.count("  takes along the core of precast 0.1.0") == 1
         assert said.count("  patches torch.ops.load_library and importlib for the whole process") == patches
+
+
+def test_a_known_bad_build_is_a_problem_or_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = library(tmp_path, "int f;", name="causal_conv1d_cuda.so")
+    codes = [entry(SASS, arch, PLAIN, payload=elves.cubin("13.0.88")) for arch in (100, 103, 120)]
+    device(tmp_path, made, fat(*codes, entry(SASS, 90, LZ4), entry(PTX, 90, LZ4)))
+    plain = made.with_name("_C.so")
+    plain.write_bytes(made.read_bytes())
+    found = precast.xray(made)
+    said = [(one.check, one.found.partition(":")[0]) for one in (*found.problems, *found.warnings)]
+    assert said == [("known bad", "sm_103 by nvcc 13.0.88"), ("known bad", "sm_120 by nvcc 13.0.88")]
+    assert [(gpu.target, gpu.compiler) for gpu in found.libraries[0].gpus][:3] == [
+        ("compute_90", None), ("sm_90", None), ("sm_100", "nvcc 13.0.88")
+    ]  # fmt: skip
+    answers = {gpu: precast.xray(made, gpu=gpu).answer for gpu in ("9.0", "10.0", "10.3", "12.0")}
+    assert answers == {"9.0": "yes", "10.0": "yes", "10.3": "no", "12.0": "yes"}
+    assert main(["xray", str(made), "--gpu", "10.3"]) == 1
+    text = capsys.readouterr().out
+    assert "sm_100 sm_103 sm_120 by nvcc 13.0.88" in text and "sm_90 by an unknown compiler" in text
+    assert "\nproblem  known bad: causal_conv1d_cuda.so\n" in text and "\nwarning  known bad: " in text
+    assert main(["xray", str(plain), "--gpu", "10.3"]) == 0 and "issues/105" not in capsys.readouterr().out
+
+
+def test_device_code_of_a_bad_nvrtc_behind_a_manifest_is_found(tmp_path: Path) -> None:
+    for nvrtc, count in (("12.6.20", 1), ("12.6.85", 0), ("13.0.88", 0)):
+        info = hosts.build_info("sm_90", nvrtc_version=nvrtc)
+        made = wheel(tmp_path, {"ops/_C.so": library(tmp_path, "int f;")})
+        with zipfile.ZipFile(made, "a") as archive:
+            archive.writestr("ops/_C/build_info.json", info.to_json())
+        assert [one.where for one in precast.xray(made).warnings] == ["device/rms_norm.sm_90.cubin"] * count

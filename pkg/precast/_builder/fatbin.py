@@ -10,7 +10,8 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 
-from precast.core.capability import ComputeCapability, DeviceCode, GpuTarget, Suffix, TargetKind
+from precast._builder import elf
+from precast.core.capability import CompiledCode, ComputeCapability, DeviceCode, GpuTarget, Suffix, TargetKind
 from precast.core.value import value
 from precast.core.version import CudaVersion
 
@@ -26,6 +27,9 @@ _SINCE_13 = 0x09
 _SIZED = 4  # an attribute of that list that states its size
 _MOST_IMAGES = 100_000  # flash-attn and torch have some thousand
 _CONTENT = re.compile(rb"[^\0]")
+_PACKED = 0x2000 | 0x8000  # LZ4 and Zstandard
+_NOTE = ".note.nv.tkinfo"  # of a cubin: the program that wrote it, with its version. CUDA 12.8 and older write none
+_COMPILER = re.compile(rb"\0Cuda compilation tools, release \d+\.\d+, V(\d+\.\d+\.\d+)\0")
 # The first toolkit that writes each version of PTX (PTX ISA, "Release Notes").
 _FIRST_TOOLKIT = {
     **{(7, minor): (11, minor) for minor in range(9)},
@@ -49,20 +53,28 @@ class _Image:
     major: int | None
 
 
+def compiled(sections: Iterable[bytes | memoryview]) -> tuple[CompiledCode, ...]:
+    """The machine code in the sections of a library whose compiler it notes, sorted. FatbinError as for ``read``."""
+    cubins = [pair for content in sections for pair in _images(memoryview(content)) if pair[1] is not None]
+    noted = {(image.target, _compiler(cubin)) for image, cubin in cubins}
+    return tuple(sorted((CompiledCode(target, "nvcc", found) for target, found in noted if found), key=str))
+
+
 def read(sections: Iterable[bytes | memoryview], cuda_major: int | None) -> tuple[DeviceCode, ...]:
     """Each target in the sections of a library, with the oldest driver that loads it, sorted.
 
     ``cuda_major`` is that of the linked runtime. A cubin of an unknown toolkit counts as one of the oldest toolkit that
     the sections name, or CUDA 12. FatbinError if a header is damaged.
     """
-    images = {image for content in sections for image in _images(memoryview(content))}
+    images = {image for content in sections for image, _ in _images(memoryview(content))}
     known = [image.major for image in images if image.major] + [image.isa.major for image in images if image.isa]
     oldest = cuda_major or min(known, default=12)
     codes = {DeviceCode(one.target, one.isa or CudaVersion(one.major or oldest, 0)) for one in images}
     return tuple(sorted(codes, key=lambda code: (code.target.kind.value, code.target.capability, str(code))))
 
 
-def _images(content: memoryview) -> Iterator[_Image]:
+def _images(content: memoryview) -> Iterator[tuple[_Image, bytes | None]]:
+    """The entries, with the bytes of those that are cubins and not packed."""
     at, left = 0, _MOST_IMAGES
     while (found := _CONTENT.search(content, at)) is not None:  # the linker aligns the fat binaries of several objects
         at = found.start()
@@ -82,11 +94,12 @@ def _images(content: memoryview) -> Iterator[_Image]:
                 raise FatbinError(f"more than {_MOST_IMAGES} entries")
             if kind == _PTX:
                 isa = CudaVersion(*_FIRST_TOOLKIT.get((major, minor), (major + 4, minor)))
-                yield _Image(_target(kind, arch, flags), isa, None)
+                yield _Image(_target(kind, arch, flags), isa, None), None
             elif kind == _ELF:
                 target = _target(kind, arch, flags)
                 attributes = content[at + _ENTRY.size : at + header]
-                yield _Image(target, None, _toolkit(target, minor, attributes))
+                cubin = None if flags & _PACKED else content[at + header : at + header + size].tobytes()
+                yield _Image(target, None, _toolkit(target, minor, attributes)), cubin
             at += header + size
 
 
@@ -95,6 +108,16 @@ def _toolkit(target: GpuTarget, version: int, attributes: memoryview) -> int | N
     if target.capability.major < 10 or version not in _LAYOUTS:
         return _LAYOUTS.get(version)
     return 13 if _SINCE_13 in _attributes(attributes) else 12
+
+
+def _compiler(cubin: bytes | None) -> str:
+    """The version that a cubin notes; "" without one, as an ELF version says no more than a range of compilers."""
+    try:
+        notes = elf.read_sections(cubin or b"", (_NOTE,))
+    except elf.ElfError:
+        return ""
+    found = _COMPILER.search(notes[_NOTE][1]) if _NOTE in notes else None
+    return found[1].decode() if found else ""
 
 
 def _attributes(listed: memoryview) -> Iterator[int]:

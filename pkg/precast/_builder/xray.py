@@ -18,7 +18,7 @@ from typing import Any
 
 from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, torch_names
 from precast.core import files
-from precast.core.capability import DeviceCode, GpuTarget
+from precast.core.capability import CompiledCode, DeviceCode, GpuTarget
 from precast.core.manifest import GUARD_MARK, MAX_FILE_BYTES, MAX_MANIFEST_BYTES, BuildInfo, HostFile, ManifestError
 from precast.core.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi
 from precast.core.value import value
@@ -63,6 +63,7 @@ class Library:
     listed: HostFile | None = None
     stated: Release | None = None
     provided: frozenset[str] = frozenset()
+    compiled: tuple[CompiledCode, ...] = ()
 
     @property
     def needs_torch(self) -> bool:
@@ -229,11 +230,12 @@ def library(path: str, data: bytes, tag: tuple[str, str, str] | None) -> Library
     named, of_torch = _MODULE.fullmatch(path.rpartition("/")[2]), _OF_PATH.search(path)
     name = named["name"] if named else path.rpartition("/")[2].partition(".")[0]
     code: tuple[DeviceCode, ...] = ()
+    compiled: tuple[CompiledCode, ...] = ()
     cpu, error = cpu_code.CpuUse((), ()), ""
     try:
         cpu = cpu_code.read(data, info.machine, info.undefined)
-        sections = elf.read_sections(data, fatbin.SECTIONS).values()
-        code = fatbin.read((content for _, content in sections), bound.cudart)
+        sections = [content for _, content in elf.read_sections(data, fatbin.SECTIONS).values()]
+        code, compiled = fatbin.read(sections, bound.cudart), fatbin.compiled(sections)
     except (elf.ElfError, fatbin.FatbinError) as broken:
         error = str(broken)
     package = path.rpartition("/")[0].replace("/", ".")
@@ -251,17 +253,18 @@ def library(path: str, data: bytes, tag: tuple[str, str, str] | None) -> Library
         error,
         dlopen.read(data, info.versions),
         stated=None if of_torch is None else Release(int(of_torch[1]), int(of_torch[2])),
+        compiled=compiled,
     )
 
 
 def inside(data: bytes, info: elf.ElfInfo) -> dict[str, Any]:
-    """The device code and the required processor features of a library, as a manifest lists them.
+    """The device code of a library, its compilers and the required processor features, as a manifest lists them.
 
     ElfError or FatbinError if they cannot be read.
     """
-    sections = elf.read_sections(data, fatbin.SECTIONS).values()
-    code = fatbin.read((content for _, content in sections), bindings.binding(info).cudart)
-    return {"code": code, "cpu": cpu_code.read(data, info.machine, info.undefined).required}
+    sections = [content for _, content in elf.read_sections(data, fatbin.SECTIONS).values()]
+    code, compiled = fatbin.read(sections, bindings.binding(info).cudart), fatbin.compiled(sections)
+    return {"code": code, "compiled": compiled, "cpu": cpu_code.read(data, info.machine, info.undefined).required}
 
 
 def stated_torch(version: str, requirements: Iterable[str]) -> Release | None:

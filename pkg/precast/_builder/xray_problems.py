@@ -9,7 +9,9 @@ from precast._abi.violation import Violation
 from precast._builder import alternatives, bindings, dlopen
 from precast._builder.xray import Contents, Library
 from precast._builder.xray_verdict import is_foreign
-from precast.core.capability import TargetKind
+from precast.core import known_bad
+from precast.core.capability import CompiledCode, TargetKind
+from precast.core.manifest import BuildInfo
 
 _MANYLINUX = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _PLATFORM = re.compile(r"(manylinux(?:1|2010|2014)|manylinux_(\d+)_(\d+)|linux)_(x86_64|aarch64)")
@@ -19,6 +21,7 @@ def problems(contents: Contents) -> Iterator[Violation]:
     """What is wrong with a wheel whatever the machine."""
     for where, why in contents.unread:
         yield Violation("library", where, "a shared library of x86_64 or aarch64", why)
+    yield from (bad for refuses, bad in _known_bad(contents) if refuses)
     groups = alternatives.groups(contents)
     yield from _runtimes(contents, groups)
     of_torch = any(library.needs_torch for library in contents.libraries)
@@ -33,6 +36,31 @@ def problems(contents: Contents) -> Iterator[Violation]:
         yield from (one for one in _choosable(contents, library) if all(one.check in checks for checks in others))
         if contents.tag is not None:
             yield from _tag(contents, library)
+
+
+def warnings(contents: Contents) -> Iterator[Violation]:
+    """Known bad builds that only some code suffers from: a guard warns of them on the GPU that they are about."""
+    yield from (bad for refuses, bad in _known_bad(contents) if not refuses)
+
+
+def _known_bad(contents: Contents) -> Iterator[tuple[bool, Violation]]:
+    for library in contents.libraries:
+        families = (library.module.rpartition(".")[2],) if library.listed is None else library.listed.families
+        yield from bad_code(library.path, library.compiled, families)
+    for _, info in contents.manifests:
+        yield from bad_images(info)
+
+
+def bad_images(info: BuildInfo) -> Iterator[tuple[bool, Violation]]:
+    """The known bad builds among the device code behind a manifest, as :func:`bad_code` gives them."""
+    for image in info.device:
+        yield from bad_code(image.name, (CompiledCode(image.target, "nvrtc", image.nvrtc),), (image.family,))
+
+
+def bad_code(where: str, codes: Iterable[CompiledCode], families: Iterable[str]) -> Iterator[tuple[bool, Violation]]:
+    """The known bad builds among the code of a library, each with whether a guard refuses it."""
+    for code, row in known_bad.among(codes, families):
+        yield row.refuses, Violation("known bad", where, row.wanted, row.found(code))
 
 
 def _runtimes(contents: Contents, groups: Iterable[alternatives.Group]) -> Iterator[Violation]:

@@ -16,7 +16,7 @@ from precast._builder import xray as reading
 from precast._builder.cpu_code import CpuUse
 from precast._builder.verdicts import Machine, Verdict
 from precast._builder.xray import Contents, Library
-from precast.core.capability import ComputeCapability
+from precast.core.capability import ComputeCapability, DeviceCode
 from precast.core.value import value
 from precast.core.version import Release, TorchVersion
 
@@ -47,10 +47,14 @@ class TorchUse:
 
 @value(frozen=True)
 class GpuCode:
-    """Device code in a library: its target, and the CUDA version of the oldest driver that loads it."""
+    """Device code in a library: its target, and the CUDA version of the oldest driver that loads it.
+
+    ``compiler`` made it, such as ``"nvcc 13.0.88"``; None for PTX, and for machine code that does not note it.
+    """
 
     target: str
     min_driver: str
+    compiler: str | None
 
 
 @value(frozen=True)
@@ -87,7 +91,7 @@ class Xray:
     ``works_by`` names the libraries that serve, where one of several is enough. ``images`` are the targets of device
     code behind a manifest. ``core`` is the version of the copy of precast's core that the wheel takes along, and
     ``patches_loader`` whether that changes torch and importlib for the whole process. ``problems`` are wrong whatever
-    the machine.
+    the machine. ``warnings`` are compilers known to be wrong about some code for a GPU.
     """
 
     file: str
@@ -101,6 +105,7 @@ class Xray:
     alternatives: tuple[Alternatives, ...]
     libraries: tuple[XrayLibrary, ...]
     problems: tuple[Violation, ...]
+    warnings: tuple[Violation, ...]
 
 
 def xray(
@@ -171,6 +176,7 @@ def _examined(contents: Contents, machine: Machine) -> Xray:
         ),
         libraries=tuple(_library(contents, one, machine if asked else None) for one in contents.libraries),
         problems=tuple(xray_problems.problems(contents)),
+        warnings=tuple(xray_problems.warnings(contents)),
     )
 
 
@@ -187,10 +193,15 @@ def _library(contents: Contents, one: Library, machine: Machine | None) -> XrayL
         needed=one.info.needed,
         cuda_runtime=one.bound.cudart,
         min_driver=str(min(code.min_driver for code in one.code)) if one.code else None,
-        gpus=tuple(GpuCode(str(code.target), str(code.min_driver)) for code in one.code),
+        gpus=tuple(GpuCode(str(code.target), str(code.min_driver), _compiler(one, code)) for code in one.code),
         cpu=one.cpu,
         verdict=xray_verdict.judge(contents, one, machine) if machine is not None and alone else None,
     )
+
+
+def _compiler(one: Library, code: DeviceCode) -> str | None:
+    found = [f"{made.compiler} {made.version}" for made in one.compiled if made.target == code.target]
+    return ", ".join(found) or None
 
 
 def _torch(one: Library) -> TorchUse:

@@ -73,6 +73,7 @@ def host_file(library: Library, torch: Exact | None) -> HostFile | None:
         cuda_major=library.bound.cudart,
         code=library.code,
         cpu=library.cpu.required,
+        compiled=library.compiled,
     )
 
 

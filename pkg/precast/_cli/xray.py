@@ -64,8 +64,9 @@ def lines(found: Xray) -> Iterator[str]:
         yield f"  one is enough of {', '.join(group.libraries)}: {group.why}"
     for library in found.libraries:
         yield from ("", library.path, *(f"  {line}" for line in output.table(list(_rows(library)))))
-    for one in found.problems:
-        yield from ("", f"problem  {one.check}: {one.where}", f"  wanted  {one.wanted}", f"  found   {one.found}")
+    for word, some in (("problem", found.problems), ("warning", found.warnings)):
+        for one in some:
+            yield from ("", f"{word}  {one.check}: {one.where}", f"  wanted  {one.wanted}", f"  found   {one.found}")
     if found.answer is not None:
         by = f" by {', '.join(found.works_by)}" if found.works_by else ""
         yield from ("", f"on that machine: {_ANSWERS[found.answer]}{by}", *(f"  {why}" for why in found.why))
@@ -87,11 +88,21 @@ def _rows(library: XrayLibrary) -> Iterator[tuple[str, str]]:
         yield "CUDA", f"{'no libcudart' if runtime is None else f'libcudart.so.{runtime}'}{driver}"
     if library.gpus:
         yield "GPUs", " ".join(one.target for one in library.gpus)
+        yield from (("", line) for line in _compilers(library))
     for how, names in (("required", library.cpu.required), ("chosen", library.cpu.chosen)):
         if names:
             yield f"CPU, {how}", " ".join(names)
     if library.verdict:
         yield from (("verdict", library.verdict.answer), *(("", why) for why in library.verdict.why))
+
+
+def _compilers(library: XrayLibrary) -> Iterator[str]:
+    """Which compiler made the machine code, as far as that can be read."""
+    made: dict[str, list[str]] = {}
+    for one in library.gpus:
+        if one.target.startswith("sm_"):
+            made.setdefault(one.compiler or "an unknown compiler", []).append(one.target)
+    yield from (f"{' '.join(targets)} by {compiler}" for compiler, targets in made.items())
 
 
 def _torch(torch: TorchUse | None) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.violation import Violation
-from precast._builder import bindings, elf, fatbin, packing, xray, xray_verdict
+from precast._builder import bindings, elf, fatbin, packing, xray, xray_problems, xray_verdict
 from precast._load import prebuilt
 from precast.build import alone, answering, calls, described, device, finished, ownership, trial, wheel
 from precast.core import verify
@@ -53,6 +53,8 @@ def report(paths: Sequence[Path]) -> int:
         print(f"{path.name}: {'refused' if violations else 'passed'}: {held}, {len(violations)} violations")
         for violation in violations:
             print(f"  {violation}")
+        for warning in (bad for info in infos for refuses, bad in _known_bad(info) if not refuses):
+            print(f"  warning: {warning}")
         refused |= bool(violations)
     return int(refused)
 
@@ -130,7 +132,13 @@ def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]
         return None, [Violation("manifest", where, "one that can be read", f"found   {error.found}")]
     if info is None:
         raise AssertionError(f"{path} was there")
-    return info, list(_files(path.parent, where, info))
+    return info, [*_files(path.parent, where, info), *(bad for refuses, bad in _known_bad(info) if refuses)]
+
+
+def _known_bad(info: BuildInfo) -> Iterator[tuple[bool, Violation]]:
+    for file in info.host:
+        yield from xray_problems.bad_code(file.path, file.compiled, file.families)
+    yield from xray_problems.bad_images(info)
 
 
 def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
@@ -211,6 +219,7 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
         ("glibc", (*info.glibc, 0, 0)[:2], (file.glibc.major, file.glibc.minor)),
         ("glibcxx", ".".join(map(str, info.glibcxx or (3, 4))), file.glibcxx),
         ("device code", tuple(map(str, inside["code"])), tuple(map(str, file.code))),
+        ("compiler", tuple(map(str, inside["compiled"])), tuple(map(str, file.compiled))),
         ("CPU", inside["cpu"], file.cpu),
         ("CUDA runtime", file.cuda_major if bound.cudart is None else bound.cudart, file.cuda_major),
     ):

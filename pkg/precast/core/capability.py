@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Literal, cast
 
 from .value import value
-from .version import CudaVersion
+from .version import CudaVersion, dotted
 
 Suffix = Literal["", "a", "f"]
 
@@ -150,6 +150,27 @@ class DeviceCode:
 
     def __str__(self) -> str:
         return f"{self.target}:{self.min_driver}"
+
+
+@value(frozen=True)
+class CompiledCode:
+    """Machine code whose compiler is known: its target, ``"nvcc"`` or ``"nvrtc"``, and the compiler's version."""
+
+    target: GpuTarget
+    compiler: str
+    version: str
+
+    @classmethod
+    def parse(cls, text: str) -> CompiledCode:
+        """``"sm_90a:nvcc:13.0.88"``; raises ValueError for anything else."""
+        parts = text.split(":")
+        if len(parts) != 3 or parts[1] not in ("nvcc", "nvrtc"):
+            raise ValueError(f"not compiled code: {text!r}; wanted one such as 'sm_90:nvcc:13.0.88'")
+        dotted(parts[2])
+        return cls(GpuTarget.parse(parts[0]), parts[1], parts[2])
+
+    def __str__(self) -> str:
+        return f"{self.target}:{self.compiler}:{self.version}"
 
 
 def min_driver(target: GpuTarget, toolkit: CudaVersion) -> CudaVersion:

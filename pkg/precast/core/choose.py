@@ -8,14 +8,18 @@ and C++ library); the code inside of it. A library with others that it links fit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from . import torch_abi
-from .capability import TargetKind
+from .capability import CompiledCode, TargetKind
 from .host import Gpu, Host, TorchInfo
 from .manifest import BuildInfo, HostFile, HostKind
 from .reasons import PREBUILT_CANDIDATE, Pick, Reason, Rejection, Unopened
 from .value import value
 from .version import dotted
+
+if TYPE_CHECKING:
+    from .known_bad import KnownBad
 
 LIBRARY, BINDING = "host", "torch"
 
@@ -122,9 +126,24 @@ def _unmet_by_code(file: HostFile, host: Host) -> Iterator[Why]:
         else:
             found = ", ".join(f"compute capability {gpu.capability} ({gpu.name})" for gpu in host.gpus)
             yield Reason.ARCH, f"a GPU for {', '.join(str(code.target) for code in file.code)}", found
+    for code, row in bad_code(file, host):
+        if row.refuses:
+            yield Reason.KNOWN_BAD, row.wanted, row.found(code)
     if host.cpu_features is not None and not host.cpu_features.issuperset(file.cpu):
         lacks = sorted(set(file.cpu) - host.cpu_features)
         yield Reason.CPU_LEVEL, f"a processor with {', '.join(file.cpu)}", f"one without {', '.join(lacks)}"
+
+
+def bad_code(file: HostFile, host: Host) -> Iterator[tuple[CompiledCode, KnownBad]]:
+    """The known bad builds among the machine code that the GPUs of this host take from a library."""
+    if file.compiled and host.gpus:
+        from . import known_bad  # most libraries have no such code
+
+        machine = [code.target for code in file.code if code.target.kind is TargetKind.SASS]
+        fitting = [[one.capability for one in machine if one.runs_on(gpu.capability)] for gpu in host.gpus]
+        taken = {max(some) for some in fitting if some}  # the driver takes the nearest
+        here = [code for code in file.compiled if code.target.capability in taken]
+        yield from known_bad.among(here, file.families)
 
 
 def _served(file: HostFile, host: Host) -> tuple[int, int]:

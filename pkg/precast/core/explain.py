@@ -61,6 +61,7 @@ _BRIEF = {
     Reason.MACHINE: "wheel for another CPU",
     Reason.TORCH_ABI: "no file for this torch",
     Reason.ARCH: "no code for this GPU",
+    Reason.KNOWN_BAD: "code known as wrong",
     Reason.AOT_ONLY: "PRECAST_JIT=aot",
     Reason.CLASSIC_JIT: "torch too old",
     Reason.NO_COMPILER: "no C++ compiler",

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from . import reader as read
-from .capability import DeviceCode, GpuTarget, TargetKind
+from .capability import CompiledCode, DeviceCode, GpuTarget, TargetKind
 from .label import Label
 from .reader import ManifestError, NewerManifest
 from .torch_abi import AbiKind, TorchAbi, parse_torch_abi
@@ -77,6 +77,7 @@ class HostFile:
     A library of a finished wheel stays in its folder, because it may look for files there: ``../lib/<name>.guarded``.
     ``code`` is the device code that nvcc put into the library, ``cpu`` the processor features that it always uses.
     ``links`` has the (SONAME, path) of each file of the manifest that it links, in the order in which they are opened.
+    ``compiled`` has the machine code in ``code`` whose compiler can be read.
     """
 
     path: str
@@ -96,6 +97,7 @@ class HostFile:
     code: tuple[DeviceCode, ...] = ()
     cpu: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
+    compiled: tuple[CompiledCode, ...] = ()
 
     @property
     def name(self) -> str:
@@ -268,6 +270,7 @@ _HOST: Mapping[str, read.Reader[Any]] = {
     "code": read.each(read.parsed(DeviceCode.parse)),
     "cpu": read.texts(read.is_word, "lower-case words"),
     "links": read.each(read.pair("soname", "path")),
+    "compiled": read.each(read.parsed(CompiledCode.parse)),
 }
 _DEVICE: Mapping[str, read.Reader[Any]] = {
     "path": read.path_in("device"),

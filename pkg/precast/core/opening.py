@@ -189,6 +189,10 @@ def fit(wheel: Wheel, name: str) -> Fitting:
         raise _refused(f"{what} was built for another process than this one", wheel, host, against)
     file, exported = pick.chosen, list[bool]()
     files = (file, *wheel.info.linked(file))
+    for code, row in (pair for one in files for pair in choose.bad_code(one, host)):
+        import warnings
+
+        warnings.warn(f"{what} may be wrong on this GPU: needs {row.wanted}; found {row.found(code)}", stacklevel=2)
     try:
         for file in files:
             _stay_within(wheel, file)

@@ -41,6 +41,7 @@ class Reason(str, Enum):
     GLIBC = "glibc"
     GLIBCXX = "glibcxx"
     ARCH = "arch"
+    KNOWN_BAD = "known-bad"
     DRIVER = "driver"
     NO_LZMA = "no-lzma"
     AOT_ONLY = "aot-only"

@@ -61,8 +61,8 @@ def _to_8(document: Document) -> Document:
 
 
 def _to_9(document: Document) -> Document:
-    """Schema 9 names the copy of the core in a wheel, and what opens libraries by path."""
-    return _with(document, core=None, changed=[], patches_loader=False)
+    """Schema 9 names the copy of the core in a wheel, what opens libraries by path, and the compilers of their code."""
+    return _with(_with_hosts(document, compiled=[]), core=None, changed=[], patches_loader=False)
 
 
 def _with_hosts(document: Document, **added: object) -> Document:

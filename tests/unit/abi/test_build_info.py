@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from precast.core import schemas
-from precast.core.capability import GpuTarget
+from precast.core.capability import CompiledCode, GpuTarget
 from precast.core.label import Label
 from precast.core.manifest import (
     READERS,
@@ -42,8 +42,9 @@ def test_a_manifest_comes_back() -> None:
 
 def test_the_rarer_values_come_back() -> None:
     file = ex.host_file(
-        abi=f"torch-2.10-cxx1-git{'a' * 40}", path="host/x.so", python="cp312", cuda_major=13, debug=True, needed=()
-    )
+        abi=f"torch-2.10-cxx1-git{'a' * 40}", path="host/x.so", python="cp312", cuda_major=13, debug=True, needed=(),
+        compiled=tuple(map(CompiledCode.parse, ("sm_90a:nvcc:13.0.88", "sm_103:nvcc:13.2"))),
+    )  # fmt: skip
     info = BuildInfo("1.0.dev3", Label(""), BuildMode.MACHINE, None, True, "f" * 64, host=(file,))
     assert BuildInfo.from_json(info.to_json()) == info
     pure = BuildInfo("1.0", Label(""), BuildMode.PURE, None, False, "f" * 64)
@@ -138,6 +139,9 @@ BAD_VALUES = [
     (("host", 0, "links"), [{"soname": "x", "path": "host/no.so"}], "$.host: 'host/"),
     (("host", 0, "links"), [{"soname": "x", "path": document()["host"][0]["path"]}], "$.host: 'host/"),
     (("host", 0, "kind"), "linking", "$.host[0].kind"),
+    (("host", 0, "compiled"), ["sm_90:13.0.88"], "$.host[0].compiled[0]: not compiled code"),
+    (("host", 0, "compiled"), ["sm_90:gcc:13.0.88"], "$.host[0].compiled[0]: not compiled code"),
+    (("host", 0, "compiled"), ["sm_90:nvcc:V13"], "$.host[0].compiled[0]: not a dotted version"),
     (("device", 1, "path"), "host/rms_norm.sm_90.cubin", "$.device[1].path"),
     (("device", 1, "family"), "", "$.device[1].family"),
     (("device", 1, "target"), "sm90", "$.device[1].target: not a GPU target"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import fatbin
-from tests.kit import spawn
+from tests.kit import elves, spawn
 
 PTX, SASS = 1, 2
 PLAIN, LZ4, ZSTD = 0x11, 0x2011, 0x8011
@@ -20,9 +20,11 @@ LISTED_12 = "4800000010000000000202010002050500020300000206010000000000000000"
 LISTED_13 = "48000000100000000002090000040b0800000000000000000000000000000000"
 
 
-def entry(kind: int, arch: int, flags: int, isa: tuple[int, int] | None = None, listed: str = "") -> bytes:
+def entry(
+    kind: int, arch: int, flags: int, isa: tuple[int, int] | None = None, listed: str = "",
+    payload: bytes = b"\x7fELF".ljust(64, b"\0"),
+) -> bytes:  # fmt: skip
     """One image with its header. ``isa`` is the version of PTX or of a cubin; ``listed`` lies behind the header."""
-    payload = b"\x7fELF".ljust(64, b"\0")
     major, minor = isa or ((8, 8) if kind == PTX else CUBIN_12)
     behind = bytes.fromhex(listed)
     size = 64 + len(behind)
@@ -77,7 +79,34 @@ def test_nvcc_writes_entries_that_tell_its_major(tmp_path: Path, arch: int) -> N
     major = int(re.findall(r"release (\d+)\.", said)[0])
     (tmp_path / "k.cu").write_text("__global__ void k(float* a) { a[threadIdx.x] += 1; }\n")
     spawn.run("nvcc", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-fatbin", "k.cu", "-o", "k.fatbin", cwd=tmp_path)
-    assert targets((tmp_path / "k.fatbin").read_bytes()) == [f"sm_{arch}:{major}.0"]
+    content = (tmp_path / "k.fatbin").read_bytes()
+    assert targets(content) == [f"sm_{arch}:{major}.0"]
+    version = re.findall(r"release \d+\.\d+, V([\d.]+)", said)[0]
+    assert compilers(content) == ([f"sm_{arch}:nvcc:{version}"] if major >= 13 else [])
+
+
+def compilers(content: bytes) -> list[str]:
+    return [str(code) for code in fatbin.compiled([content])]
+
+
+def test_the_compiler_of_machine_code_is_what_its_note_says_or_unknown() -> None:
+    noted, older = elves.cubin("13.0.88"), elves.cubin("13.2.51")
+    body = fat(
+        entry(SASS, 103, PLAIN, payload=noted),
+        entry(SASS, 103, PLAIN, payload=noted),
+        entry(SASS, 90, PLAIN | ARCHITECTURE, payload=older),
+        entry(SASS, 80, PLAIN),
+        entry(PTX, 80, PLAIN, payload=noted),
+    )
+    assert compilers(body) == ["sm_103:nvcc:13.0.88", "sm_90a:nvcc:13.2.51"]
+    for unknown in (
+        entry(SASS, 90, LZ4, payload=noted),  # fails if the note is looked for in packed bytes
+        entry(SASS, 90, ZSTD, payload=noted),
+        entry(SASS, 90, PLAIN, payload=noted.replace(b"tkinfo", b"cuinfo")),
+        entry(SASS, 90, PLAIN, payload=noted.replace(b"release", b"version")),
+        entry(SASS, 90, PLAIN, payload=noted[:100]),
+    ):
+        assert compilers(fat(unknown)) == [] and targets(fat(unknown)) == ["sm_90:12.0"]
 
 
 def test_the_linked_runtime_says_the_toolkit_of_what_does_not() -> None:
