@@ -21,6 +21,8 @@ from precast._abi.decision import (
 )
 from precast._abi.settings import JitMode, Settings
 from precast._version import __version__
+from precast.core import known_bad
+from precast.core.capability import CompiledCode, DeviceCode
 from precast.core.host import Builders, Host, Stale
 from precast.core.manifest import BuildInfo, BuildMode, HostFile, HostKind
 from precast.core.reasons import Need, Reason, Rejection, Unopened
@@ -60,6 +62,12 @@ def test_the_cpu_does_not_look_at_the_gpus_that_are_there() -> None:
 
 
 FITTING = ex.host_file()
+BAD = replace(
+    FITTING,
+    families=(ex.FAMILY, "causal_conv1d_cuda"),
+    code=(DeviceCode.parse("sm_103:13.0"),),
+    compiled=(CompiledCode.parse("sm_103:nvcc:13.0.88"),),
+)
 UNFIT: list[tuple[HostFile, Host, Reason, str, str]] = [
     (
         replace(FITTING, families=("cpu_adam",)),
@@ -88,6 +96,13 @@ UNFIT: list[tuple[HostFile, Host, Reason, str, str]] = [
         Reason.TORCH_ABI,
         "torch 2.10 or newer",
         "torch 2.9.0",
+    ),
+    (
+        BAD,
+        ex.host(gpu="10.3"),
+        Reason.KNOWN_BAD,
+        "code by nvcc 13.3 or newer, or older than 13.0",
+        known_bad.TABLE[0].found(BAD.compiled[0]),
     ),
 ]
 
@@ -394,6 +409,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(), ex.build_info(), AUTO, CPU, {FITTING.path: Unopened("a policy", "another")}),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
         decide(stale_host(), ex.build_info("sm_90"), aot, CUDA),
+        decide(ex.host(gpu="10.3"), ex.build_info(host_files=(BAD,)), aot, CUDA),
         decide(replace(ex.host(), cpu_levels=("baseline",)), ex.build_info(), replace(AUTO, cpu_level="z9"), CPU),
         decide(replace(ex.host(), lzma_error="No module named '_lzma'"), ex.build_info("sm_90"), aot, CUDA),
     ]
