@@ -55,8 +55,8 @@ class _Image:
 
 def compiled(sections: Iterable[bytes | memoryview]) -> tuple[CompiledCode, ...]:
     """The machine code in the sections of a library whose compiler it notes, sorted. FatbinError as for ``read``."""
-    cubins = [pair for content in sections for pair in _images(memoryview(content)) if pair[1] is not None]
-    noted = {(image.target, _compiler(cubin)) for image, cubin in cubins}
+    images = (pair for content in sections for pair in _images(memoryview(content)))
+    noted = {(image.target, _compiler(cubin)) for image, cubin in images if cubin is not None}
     return tuple(sorted((CompiledCode(target, "nvcc", found) for target, found in noted if found), key=str))
 
 
@@ -73,7 +73,7 @@ def read(sections: Iterable[bytes | memoryview], cuda_major: int | None) -> tupl
     return tuple(sorted(codes, key=lambda code: (code.target.kind.value, code.target.capability, str(code))))
 
 
-def _images(content: memoryview) -> Iterator[tuple[_Image, bytes | None]]:
+def _images(content: memoryview) -> Iterator[tuple[_Image, memoryview | None]]:
     """The entries, with the bytes of those that are cubins and not packed."""
     at, left = 0, _MOST_IMAGES
     while (found := _CONTENT.search(content, at)) is not None:  # the linker aligns the fat binaries of several objects
@@ -98,7 +98,7 @@ def _images(content: memoryview) -> Iterator[tuple[_Image, bytes | None]]:
             elif kind == _ELF:
                 target = _target(kind, arch, flags)
                 attributes = content[at + _ENTRY.size : at + header]
-                cubin = None if flags & _PACKED else content[at + header : at + header + size].tobytes()
+                cubin = None if flags & _PACKED else content[at + header : at + header + size]
                 yield _Image(target, None, _toolkit(target, minor, attributes)), cubin
             at += header + size
 
@@ -110,10 +110,10 @@ def _toolkit(target: GpuTarget, version: int, attributes: memoryview) -> int | N
     return 13 if _SINCE_13 in _attributes(attributes) else 12
 
 
-def _compiler(cubin: bytes | None) -> str:
+def _compiler(cubin: memoryview) -> str:
     """The version that a cubin notes; "" without one, as an ELF version says no more than a range of compilers."""
     try:
-        notes = elf.read_sections(cubin or b"", (_NOTE,))
+        notes = elf.read_sections(bytes(cubin), (_NOTE,))
     except elf.ElfError:
         return ""
     found = _COMPILER.search(notes[_NOTE][1]) if _NOTE in notes else None
