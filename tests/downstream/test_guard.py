@@ -18,7 +18,7 @@ import pytest
 
 from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
-from precast.build import answering, device, merging, platforms
+from precast.build import answering, merging, platforms
 from precast.build.finished import Finished, Folder
 from precast.core import opening
 from precast.core.capability import ComputeCapability, GpuTarget
@@ -402,7 +402,7 @@ def image(target: str, nvrtc: str, digest: str) -> DeviceFile:
 
 
 def of_device(folder: Path, name: str, *images: DeviceFile) -> Finished:
-    module = device.MARK + f"{name}. {images[0].nvrtc}".encode()
+    module = f"{wheel.MODULE_MARK}{name}. {images[0].nvrtc}".encode()
     data = {one.path: one.nvrtc.encode() for one in images}
     return Finished(
         folder / name, "ops", "1", "linux_x86_64", Label(""), {"ops/a.py": module}, {"ops/_C": Folder((), images, data)}

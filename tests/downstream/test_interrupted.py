@@ -125,6 +125,7 @@ def test_a_signal_to_the_tests_of_a_wheel_leaves_nothing(tmp_path: Path) -> None
     tests = tmp_path / "test_slow.py"
     tests.write_text(f"{WAITS}\ndef test_slow():\n    wait()\n")
     wheel = make_wheel(tmp_path, name="slow", requires=["torch"])
+    # fails if a process or a folder is left, which `ended` looks for
     Running(tmp_path, "test", wheel, "--torch", "2.13", "--tests", tests).ended("")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from precast._abi.violation import Violation
 from precast._builder import bindings, elf, fatbin, packing, xray, xray_problems, xray_verdict
 from precast._load import prebuilt
-from precast.build import alone, answering, calls, described, device, finished, ownership, trial, wheel
+from precast.build import alone, answering, calls, described, finished, ownership, trial, wheel
 from precast.core import verify
 from precast.core.manifest import BuildInfo, DeviceFile, HostFile, HostKind, by_file
 from precast.core.opening import FOLDER
@@ -252,7 +252,6 @@ def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Violation]
     names = set(_names(root))
     sources = {where: _source(root / where) for where in names if where.endswith((".py", ".so"))}
     guards = {where for where, content in sources.items() if wheel.is_guard(content.decode("utf-8", "replace"))}
-    guards -= {where for where in guards if sources[where].startswith(device.MARK)}
     for where in sorted(guards):
         if sources[where] != alone.text(where, names).encode():
             yield Violation("guard", where, "the text of a guard", "another text")

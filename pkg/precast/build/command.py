@@ -296,7 +296,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         for extension in every:
             relative = _guard(extension)
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
-                if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
+                if path.is_file() and not wheel.is_made(path.read_text(encoding="utf-8")):
                     raise KernelError(
                         f"{extension.name} has two meanings",
                         found=f"{path}, and an extension of that name",

@@ -23,7 +23,6 @@ from precast.core.host import Nvrtc
 from precast.core.manifest import DeviceFile
 from precast.errors import KernelError
 
-MARK = b'"""Made by precast.build: the kernels of '
 # The text in the place of the module. The second line is that of a guard.
 _MODULE = '''"""Made by precast.build: the kernels of {name}, launched on the GPU of their tensors."""
 

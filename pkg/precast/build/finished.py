@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from precast._builder import archives, torch_names, xray, xray_verdict
-from precast.build import alone, device, facts, linked, wheel
+from precast.build import alone, facts, linked, wheel
 from precast.build.stated import NOTHING, Stated, is_classic, without_old
 from precast.core import opening, verify
 from precast.core.label import Label
@@ -149,7 +149,7 @@ def _files(path: Path) -> tuple[dict[str, bytes], frozenset[str]]:
 
 def _is_guard(data: bytes) -> bool:
     """Whether a file is a guard of an earlier run, which is written again."""
-    return wheel.is_guard(data[:200].decode("utf-8", "replace")) and not data.startswith(device.MARK)
+    return wheel.is_guard(data[:200].decode("utf-8", "replace"))
 
 
 def _is_program(member: zipfile.ZipInfo) -> bool:

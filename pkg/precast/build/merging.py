@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precast.build import device, finished
+from precast.build import finished, wheel
 from precast.build.finished import Finished, Folder
 from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
 from precast.core.opening import FOLDER
 from precast.core.torch_abi import AbiKind
 from precast.errors import KernelError
+
+_MODULE = wheel.MODULE_MARK.encode()
 
 
 def behind_guards(group: list[Finished], **known: Any) -> tuple[dict[str, bytes], dict[str, BuildInfo]]:
@@ -37,7 +39,9 @@ def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]
     for one, files in zip(group, names, strict=True):
         for where, content in files.items():
             other = found.setdefault(where, (content, one.path))
-            if other[0] != content and all(data.startswith(device.MARK) for data, _ in (other[0], content)):
+            if other[0] != content and all(
+                data.startswith(wheel.MODULE_MARK.encode()) for data, _ in (other[0], content)
+            ):
                 folder = f"{where.rpartition('/')[0]}/{FOLDER}"
                 serving, _ = _serving([(each, each.folders[folder]) for each in group if folder in each.folders])
                 found[where] = names[group.index(serving)][where], serving.path

@@ -15,10 +15,18 @@ from precast.core.torch_abi import AbiKind
 from precast.core.version import CudaVersion, Release
 from precast.errors import KernelError
 
+# The first characters of the module that is made of a DeviceExtension; the rest of its first line is that of a guard.
+MODULE_MARK = f"{GUARD_MARK}: the kernels of "
+
+
+def is_made(text: str) -> bool:
+    """Whether a file is a guard or the module of device code, perhaps of another version of precast."""
+    return text.startswith(GUARD_MARK)
+
 
 def is_guard(text: str) -> bool:
-    """Whether a file is a guard, perhaps of another version of precast."""
-    return text.startswith(GUARD_MARK)
+    """Whether a file stands for a library, perhaps as another version of precast wrote it."""
+    return is_made(text) and not text.startswith(MODULE_MARK)
 
 
 # The oldest Python that precast supports: the tag of a wheel for the limited API.
