@@ -20,6 +20,7 @@ from precast._builder import wheel_file
 from precast._cli.main import main as cli_main
 from precast.build import answering, merging, platforms
 from precast.build.finished import Finished, Folder
+from precast.build.wheel import MODULE_MARK
 from precast.core import opening
 from precast.core.capability import ComputeCapability, GpuTarget
 from precast.core.host import Gpu
@@ -402,7 +403,7 @@ def image(target: str, nvrtc: str, digest: str) -> DeviceFile:
 
 
 def of_device(folder: Path, name: str, *images: DeviceFile) -> Finished:
-    module = f"{wheel.MODULE_MARK}{name}. {images[0].nvrtc}".encode()
+    module = f"{MODULE_MARK}{name}. {images[0].nvrtc}".encode()
     data = {one.path: one.nvrtc.encode() for one in images}
     return Finished(
         folder / name, "ops", "1", "linux_x86_64", Label(""), {"ops/a.py": module}, {"ops/_C": Folder((), images, data)}
