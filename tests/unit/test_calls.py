@@ -56,7 +56,7 @@ SOURCES: dict[str, tuple[bytes, list[str]]] = {
     "a name of its own": (b"from ctypes import CDLL as C\nC(p); x.C(q)\n", ["p"]),
     "asked for by name": (b"if hasattr(torch.ops, 'load_library'): " + LOAD, ["p"]),
     "a function of that name": (
-        b"from .ops import load_library\ndef load_library(n): " + LOAD + b"\n__all__ = ['load_library']; load_library(n)",
+        b"from .a.ops import load_library\n__all__ = ['load_library']\ndef f(): " + LOAD + b"\nload_library(n)",
         ["p"],
     ),
 }  # fmt: skip
