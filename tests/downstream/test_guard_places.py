@@ -287,3 +287,11 @@ def test_each_of_several_packages_that_wrap_the_loader_opens_its_own(tmp_path: P
         code = f"import {order}, torch; print(*torch.ops.loaded_libraries)"
         done = forked.run(code, env=spawn.environ(PYTHONPATH=tmp_path / "site"), cwd=tmp_path)
         assert done.returncode == 0 and done.stdout.count("/_ops.torch-2.") == 2, done.stderr
+
+
+def test_a_guarded_package_in_a_zip_says_so_in_one_sentence(tmp_path: Path, make: Make) -> None:
+    code = library(tmp_path, MODULE.format(name="_C", mark=1))
+    wheel = guarded(tmp_path / "out", make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": code}), torch=this_torch())
+    done = forked.run("import torch, ops._C", env=spawn.environ(PYTHONPATH=wheel), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: ops cannot be used from the archive {wheel}: ")
