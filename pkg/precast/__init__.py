@@ -7,6 +7,7 @@ Importing this package imports neither torch nor any compiled file; everything b
     precast.load("rms_norm", "cuda:0")       # the same ahead of time, for example before capturing a CUDA graph
 """
 
+from precast import core as _core  # noqa: F401  # refuses to be used from a zip
 from precast._version import __version__
 
 TYPE_CHECKING = False  # type checkers know the name; ``typing`` would take longer to import than everything here
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from precast._load.source import Loaded
     from precast._loading import load, prebuild
 
-_archive = getattr(__spec__.loader, "archive", None)  # of the loader for zip files, which the linker cannot read
-if _archive is not None:
-    raise ImportError(
-        f"precast cannot be used from the archive {_archive}: its kernels are files on a disk. "
-        "Install it with pip, or unpack the archive"
-    )
 if any("\udc80" <= letter <= "\udcff" for letter in __file__):  # bytes that Python could not decode (PEP 383)
     raise ImportError(
         f"precast cannot be used from {__file__!a}: the path is not UTF-8, and torch refuses such names. "

@@ -314,6 +314,8 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
     ]
     for files, options, why in cases:
         assert why in refused(capsys, tmp_path / "out", make({**init, **files}), *options)
+    wheel = make({**init, f"ops/_C{SUFFIX}": module})
+    assert f" {wheel} -o out\n" in refused(capsys, tmp_path / "out", wheel), "from any folder"
 
 
 def test_wheels_that_differ_in_more_are_not_merged(

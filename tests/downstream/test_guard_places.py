@@ -11,6 +11,7 @@ import pytest
 
 from precast.build import __main__ as build_main
 from precast.build import audit
+from precast.core.manifest import SCHEMA
 from precast.core.version import TorchVersion
 from tests.downstream.finished import (
     INIT,
@@ -25,6 +26,7 @@ from tests.downstream.finished import (
     this_torch,
 )
 from tests.downstream.test_linked import changed
+from tests.kit import forked, spawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("quick_trials")]
 
@@ -265,3 +267,31 @@ def test_a_torch_that_is_stated_for_no_library_or_twice_is_refused(
         with pytest.raises(SystemExit):
             build_main.main(["guard", str(wheel), *options, "-o", str(tmp_path / "out")])
         assert why in capsys.readouterr().err
+
+
+def test_each_of_several_packages_that_wrap_the_loader_opens_its_own(tmp_path: Path, make: Make) -> None:
+    """Each reads its own manifest, which may have a form that another core does not know."""
+    code, source = library(tmp_path, OPS.format(mark=1)), "torch.ops.load_library(__file__[:-11] + '_ops.so')\n"
+    for name in ("one", "two"):
+        wheel = make({f"{name}/__init__.py": INIT + source, f"{name}/_ops.so": code}, name=name)
+        with zipfile.ZipFile(
+            guarded(tmp_path / name, wheel, torch=this_torch(), options=["--patch-loader"])
+        ) as archive:
+            archive.extractall(tmp_path / "site")
+    schema = f"SCHEMA = {SCHEMA}\n"
+    core = tmp_path / "site" / "two" / "_precast" / "manifest.py"
+    core.write_text(core.read_text().replace(schema, f"SCHEMA = {SCHEMA + 1}\n"))
+    manifest = tmp_path / "site" / "two" / "_C" / "build_info.json"
+    manifest.write_text(manifest.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {SCHEMA + 1}'))
+    for order in ("one, two", "two, one"):
+        code = f"import {order}, torch; print(*torch.ops.loaded_libraries)"
+        done = forked.run(code, env=spawn.environ(PYTHONPATH=tmp_path / "site"), cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.count("/_ops.torch-2.") == 2, done.stderr
+
+
+def test_a_guarded_package_in_a_zip_says_so_in_one_sentence(tmp_path: Path, make: Make) -> None:
+    code = library(tmp_path, MODULE.format(name="_C", mark=1))
+    wheel = guarded(tmp_path / "out", make({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": code}), torch=this_torch())
+    done = forked.run("import torch, ops._C", env=spawn.environ(PYTHONPATH=wheel), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: ops cannot be used from the archive {wheel}: ")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from precast.build import scaffold
 from tests.downstream.conftest import CHECKOUT, CLASSIC_MODULE, STABLE_MODULE
 from tests.kit import forked, spawn
 
@@ -75,6 +76,23 @@ def test_a_stable_library_is_compiled_as_far_as_it_changed(project: Callable[...
     (root / "setup.py").write_text(text)
     assert built(root, counting) == ["factor.cpp", "scale.cpp"], "other flags"
     assert built(root, counting) == []
+
+
+def test_an_editable_install_needs_no_precast_and_leaves_what_init_ignores(
+    project: Callable[..., Path], counting: Counting
+) -> None:
+    root = project("lone_ops", STABLE_MODULE)
+    built(root, counting)
+    made = {path.name for path in (root / "lone_ops").iterdir()} - {"__init__.py"}
+    assert made == {"_C", "_precast", "scale.py"}
+    assert {f"{name}/" for name in made if "." not in name} <= set(scaffold._IGNORED.splitlines())
+    code = "import sys; sys.modules['precast'] = None; import torch, lone_ops.scale\n"
+    code += "print(torch.ops.lone_ops.scale(torch.ones(1)).item())"
+    done = forked.run_anew(code, env=spawn.environ(PYTHONPATH=root), cwd=root)
+    assert done.stdout == "3.0\n", done.stderr
+    (root / "csrc" / "factor.h").write_text("float factor();  // edited\n")
+    done = forked.run_anew(code, env=spawn.environ(PYTHONPATH=root), cwd=root)
+    assert done.stdout == "3.0\n" and "UserWarning: lone_ops.scale is older than " in done.stderr
 
 
 def test_a_wheel_takes_the_objects_of_an_editable_install(

@@ -2,7 +2,7 @@
 
 The law: the inputs are the same afterwards, and either one sentence refuses them and nothing is left, or the output
 passes the audit, has the metadata, files, modes and places of the inputs but for what guard says of itself, and each
-Python file in it means the same.
+Python file in it means the same but for its calls of the copy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import io
 import platform
 import random
+import re
 import sysconfig
 import tokenize
 import zipfile
@@ -33,23 +34,26 @@ OPS = NAMES + 'extern "C" int mark() {{ return at::get_num_threads() + {mark}; }
 MODULE = OPS + 'extern "C" void* PyModule_Create2(void*, int);\n'
 MODULE += 'extern "C" void* PyInit_{name}() {{ return PyModule_Create2(nullptr, 3); }}\n'
 
-# What stands at the head of a package, with the call whose meaning the line of guard must not change.
+# The source of a package: what stands at its head, which the line of --patch-loader must not change, and its calls.
 SOURCES: dict[str, bytes] = {
-    "plain": b"import torch\nL = torch.ops.load_library\n",
+    "plain": b"import torch\ntorch.ops.load_library(p)\n",
     "nothing": b"",
-    "docstring": b'"""Doc."""\nimport torch\n',
-    "on the docstring's line": b'"""Doc."""; L = __import__("torch").ops.load_library\n',
-    "continued": b'"""Doc."""; \\\nL = 1\n',
-    "future": b'"""Doc."""\nfrom __future__ import annotations\nimport os\n',
+    "docstring": b'"""Doc."""\nimport torch\ntorch.ops.load_library(p)  # why\n',
+    "on the docstring's line": b'"""Doc."""; __import__("torch").ops.load_library(p)\n',
+    "continued": b'"""Doc."""; \\\n torch.ops. \\\n load_library \\\n (p \\\n + q)\n',
+    "future": b'"""Doc."""\nfrom __future__ import annotations\nimport os\ntorch.ops.load_library(path=(p))\n',
     "futures on a line": b"from __future__ import annotations; from __future__ import division; import os\n",
-    "byte order mark": b"\xef\xbb\xbf'''Doc.'''\nimport os\n",
-    "latin-1": "# -*- coding: latin-1 -*-\n'''\u00e9'''; x = '\u00e9'\n".encode("latin-1"),
-    "cookie in line 2": b"#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\nx = '\xe9'\n",
-    "Windows": b'"""Doc."""\r\nimport os\r\n',
-    "old Mac": b'"""Doc."""\rimport os\r',
-    "expression": b'"""Doc."""\n1 + 1\n"""more"""\n',
-    "decorator": b'"""Doc."""\n@staticmethod\ndef f(): pass\n',
+    "byte order mark": b"\xef\xbb\xbf'''Doc.'''\ntorch.ops.load_library(p)",
+    "latin-1": "# -*- coding: latin-1 -*-\n'''\u00e9'''; torch.ops.load_library('\u00e9')\n".encode("latin-1"),
+    "cookie in line 2": b"#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\ntorch.ops.load_library('\xe9')\n",
+    "Windows": b'"""Doc."""\r\nimport os\r\ntorch.ops.load_library(\r\n  p)\r\n',
+    "old Mac": b'"""Doc."""\rtorch.ops.load_library(p)\r',
+    "expression": b'"""Doc."""\n1 + 1\n"""more"""\ntorch.ops.load_library(q := p)\n',
+    "decorator": b'"""Doc."""\n@torch.ops.load_library(p)\ndef f(): pass\n',
     "no newline": b'"""Doc."""',
+    "calls in calls": b"torch.ops.load_library(str(spec_from_file_location(*a).origin)); CDLL(name=p)\n",
+    "an f-string": b"f'{torch.ops.load_library(p)}'\n",
+    "an alias": b"load = torch.ops.load_library\n",
     "no Python": b"print 'x'\n",
     "no codec": b"# coding: nothing\n",
 }
@@ -99,7 +103,8 @@ SECOND = (
     "a build tag",
 )
 OUTPUTS = ("new", "there", "the input's folder", "a file", "below a file", "a link to the input")
-FEATURES = {"source": SOURCES, "metadata": METADATA, "layout": LAYOUTS, "extra": EXTRA, "mode": MODES,
+WAYS = {"calls": guarding.How(), "the loader": guarding.How(patch_loader=True)}
+FEATURES = {"way": WAYS, "source": SOURCES, "metadata": METADATA, "layout": LAYOUTS, "extra": EXTRA, "mode": MODES,
             "second": SECOND, "out": OUTPUTS}  # fmt: skip
 
 
@@ -107,6 +112,7 @@ FEATURES = {"source": SOURCES, "metadata": METADATA, "layout": LAYOUTS, "extra":
 class Case:
     """One combination of features, by their names."""
 
+    way: str
     source: str
     metadata: str
     layout: str
@@ -194,19 +200,21 @@ def _make(case: Case, code: Mapping[str, bytes], folder: Path, build: int) -> Pa
 def judge(case: Case, code: Mapping[str, bytes], folder: Path) -> str:
     """Guard the wheels of a case in a new folder: ``passed`` or ``refused``. Broken if it breaks the law."""
     given = [_make(case, code, folder, build) for build in range(1 if case.second == "none" else 2)]
-    wheels, torch = given, TORCHES[0]
+    wheels, torch, how = given, TORCHES[0], WAYS[case.way]
     if case.second == "another torch":
         try:
-            wheels = [guarding.guard([one], folder / f"single{at}", TORCHES[at])[0] for at, one in enumerate(given)]
+            wheels = [
+                guarding.guard([one], folder / f"single{at}", TORCHES[at], how)[0] for at, one in enumerate(given)
+            ]
         except KernelError as error:
             return _sentence(error)
     out = _output(case, wheels, torch, folder)
     before = _tree(folder)
     try:
-        made = guarding.audited(wheels, out, torch)
-        how = "passed" if made else "refused"
+        made = guarding.audited(wheels, out, torch, how)
+        came = "passed" if made else "refused"
     except KernelError as error:
-        made, how = [], _sentence(error)
+        made, came = [], _sentence(error)
     after = _tree(folder)
     new = {path for path in after if path not in before}
     if any(after.get(path) != data for path, data in before.items() if path not in {str(one) for one in made}):
@@ -218,10 +226,10 @@ def judge(case: Case, code: Mapping[str, bytes], folder: Path) -> str:
     for path in made:
         _hold(path, [one for one in given if one.name.partition("-")[0] == path.name.partition("-")[0]])
     if made and case.second == "another torch":
-        (again,) = guarding.guard([*reversed(wheels)], folder / "again", torch)
+        (again,) = guarding.guard([*reversed(wheels)], folder / "again", torch, how)
         if again.read_bytes() != made[0].read_bytes():
             raise Broken("the order of the wheels is in the output")
-    return how
+    return came
 
 
 def _output(case: Case, wheels: list[Path], torch: Stated, folder: Path) -> Path:
@@ -237,7 +245,7 @@ def _output(case: Case, wheels: list[Path], torch: Stated, folder: Path) -> Path
     elif case.out == "a link to the input":
         out.mkdir()
         try:
-            for path in guarding.guard(wheels, folder / "named", torch):
+            for path in guarding.guard(wheels, folder / "named", torch, WAYS[case.way]):
                 (out / path.name).hardlink_to(wheels[0])
         except KernelError:
             pass  # the case says so itself
@@ -299,12 +307,22 @@ def _hold_file(where: str, data: bytes, now: Mapping[str, bytes], places: set[Pu
     found = now.get(where)
     if found == data:
         return
-    if found is None or not where.endswith("__init__.py") or _meaning(found) != _meaning(data):
+    if found is None or not where.endswith(".py") or _meaning(found) != _meaning(data):
         raise Broken(f"{where} means something else")
 
 
+class _Before(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        through = re.fullmatch(rf"__import__\({_COPY}, [1-9]\)\.resolve", ast.unparse(node.func))
+        return node.args[0] if through else node
+
+
+_COPY = re.escape("'_precast.opening', globals(), None, ['resolve']")
+
+
 def _meaning(source: bytes) -> str:
-    """The statements of a source, compiled as Python reads the file, without the line of guard."""
+    """The statements of a source, compiled as Python reads the file, as they were before guard."""
     try:
         compile(source, "it", "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -317,7 +335,7 @@ def _meaning(source: bytes) -> str:
     if len(asks) > 1 or any(not isinstance(node, ast.Expr | ast.ImportFrom) for node in first) or len(first) > 4:
         raise Broken("the line is there twice, or behind other statements")
     tree.body = [node for node in tree.body if node not in asks]
-    return f"{ast.dump(tree)} {ast.get_docstring(tree)}"
+    return f"{ast.dump(_Before().visit(tree))} {ast.get_docstring(tree)}"
 
 
 _OURS = ("torch", "precast")
@@ -338,9 +356,7 @@ def _hold_metadata(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Non
     bodies = [str(one.get_payload()).replace("\r\n", "\n").strip() for one in (was, says)]
     if bodies[0] != bodies[1]:
         raise Broken("METADATA has another description")
-    needs = [text.lower() for text in says.get_all("Requires-Dist", ())]
-    if (
-        not any(text.startswith("precast") for text in needs)
-        or sum(text.startswith(("torch>", "torch[")) for text in needs) != 1
-    ):
-        raise Broken(f"METADATA requires {needs}")
+    required = [[text.lower() for text in one.get_all("Requires-Dist", ())] for one in (was, says)]
+    ours = [any(text.startswith("precast") for text in one) for one in required]
+    if ours[0] != ours[1] or sum(text.startswith(("torch>", "torch[")) for text in required[1]) != 1:
+        raise Broken(f"METADATA requires {required[1]}")

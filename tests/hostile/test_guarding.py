@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import wheel_file
-from precast.build import answering, described, trial
+from precast.build import answering, calls, described, trial
 from tests.hostile import guarding
 
 pytestmark = pytest.mark.compiler
@@ -67,7 +67,8 @@ def lines(source: bytes, where: str) -> bytes:
 
 BREAKS = {
     "the line by lines": (answering, "answering", lines),
-    "no requirement": (described, "requiring", lambda text, infos: text.replace("torch", "torchlike")),
+    "other calls": (calls, "through", lambda source, core, level: source.text.replace("(p", "(q").encode()),
+    "no requirement": (described, "requiring", lambda text, infos, why: text.replace("torch", "torchlike")),
 }
 
 

@@ -115,7 +115,7 @@ def importing(files: Mapping[str, bytes]) -> Iterator[str]:
     for where, content in sorted(without_copies(files).items()):
         if where.endswith(".py") and b"precast" in content:
             try:
-                tree = ast.parse(content)
+                tree = calls.parsed(content)
             except (SyntaxError, ValueError):
                 continue
             if any(name.partition(".")[0] == "precast" for name in _imported(tree)):

@@ -6,18 +6,16 @@ It is put between statements, never between lines, and the result must mean the 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator, Mapping
 
+from precast.build import calls
 from precast.core.manifest import GUARD_MARK
 from precast.errors import KernelError
 
 _CALL = "__import__('_precast.patching', globals(), None, ['patch_loader'], 1).patch_loader()"
 LINE = f"{_CALL}  # precast.build: torch.ops.load_library opens what fits"
 _ASKS = b"ops.load_library"
-_NEWLINE = re.compile(r"\r\n?|\n")
 # What may stand between two statements on one logical line.
 _SAME_LINE = re.compile(r"(?:[ \t\f;]|\\(?:\r\n?|\n))*")
 
@@ -39,21 +37,22 @@ def _first(where: str, files: Mapping[str, bytes]) -> str | None:
 
 def answering(source: bytes, where: str) -> bytes:
     """The source of a package with the line behind docstring and future imports. KernelError if it cannot be read."""
-    text, encoding, tree = _read(source, where)
+    found = calls.read(source, where)
+    tree = found.tree
     at = _place(tree)
     if at < len(tree.body) and _is_call(tree.body[at]):
         return source
-    made = _inserted(text, tree, at).encode(encoding)
+    made = _inserted(found.text, tree, at).encode(found.encoding)
     why = _changed(tree, made, where, at)
     if why is not None:
-        raise _refused(where, why)
+        raise KernelError(f"{where} cannot be changed", found=why)
     return made
 
 
 def why_not(source: bytes, where: str) -> str | None:
     """Why torch opens no guard in the package with this source; None if it does."""
     try:
-        _, _, tree = _read(source, where)
+        tree = calls.read(source, where).tree
         compile(source, where, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return str(error)
@@ -63,16 +62,6 @@ def why_not(source: bytes, where: str) -> str | None:
     if at < len(tree.body) and _is_call(tree.body[at]):
         return None
     return "another statement before it" if any(map(_is_call, tree.body)) else "no such statement"
-
-
-def _read(source: bytes, where: str) -> tuple[str, str, ast.Module]:
-    """The text, its encoding by byte order mark and cookie, and its statements."""
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-        text = source.decode(encoding)
-        return text, encoding, ast.parse(text)
-    except (SyntaxError, ValueError, LookupError, RecursionError) as error:
-        raise _refused(where, str(error)) from error
 
 
 def _place(tree: ast.Module) -> int:
@@ -93,12 +82,12 @@ def _is_call(node: ast.stmt) -> bool:
 
 def _inserted(text: str, tree: ast.Module, at: int) -> str:
     """The text with the line before a statement, on a line of its own."""
-    newline = found[0] if (found := _NEWLINE.search(text)) else "\n"
+    newline = found[0] if (found := calls.NEWLINE.search(text)) else "\n"
     if at == len(tree.body):
         ended = not text or text.endswith(("\n", "\r"))
         return f"{text}{'' if ended else newline}{LINE}{newline}"
-    starts = [0, *(found.end() for found in _NEWLINE.finditer(text))]
-    begin, end = (_offset(text, starts, *place) for place in _around(tree, at))
+    starts = [0, *(found.end() for found in calls.NEWLINE.finditer(text))]
+    begin, end = (calls.offset(text, starts, *place) for place in _around(tree, at))
     if at and _SAME_LINE.fullmatch(text, begin, end):
         return f"{text[:begin]}{newline}{LINE}{newline}{text[end:]}"
     line = max(start for start in starts if start <= end)
@@ -113,23 +102,12 @@ def _around(tree: ast.Module, at: int) -> Iterator[tuple[int, int]]:
     yield (first.lineno, first.col_offset - (first is not node))  # the @ stands before a decorator
 
 
-def _offset(text: str, starts: list[int], line: int, column: int) -> int:
-    """A place of ``ast``, which counts the bytes of UTF-8, as an index of the text."""
-    start = starts[line - 1]
-    return start + len(text[start:].encode("utf-8", "surrogatepass")[:column].decode("utf-8", "surrogatepass"))
-
-
 def _changed(tree: ast.Module, made: bytes, where: str, at: int) -> str | None:
     """How the statements of a changed source differ from those before, apart from the new one; None if they do not."""
-    _, _, now = _read(made, where)
+    now = calls.read(made, where).tree
     if at >= len(now.body) or not _is_call(now.body.pop(at)):
         return "a source in which the line is not where it belongs"
     if ast.dump(now) != ast.dump(tree):
         return "a source that means something else with one more line"
     compile(made, where, "exec", dont_inherit=True)
     return None
-
-
-def _refused(where: str, found: str) -> KernelError:
-    needed = "Python that can be read here, for the line by which torch opens guards"
-    return KernelError(f"{where} cannot be changed", found=found, needed=needed)

@@ -11,6 +11,7 @@ import ast
 import io
 import re
 import tokenize
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ _TAKE = {
     "PyDLL": (0, "name"),
     "LoadLibrary": (0, "name"),
 }
-_NEWLINE = re.compile(r"\r\n?|\n")
+NEWLINE = re.compile(r"\r\n?|\n")
+_NO_PACKAGE = re.compile(r"[^/]+|[^/]+\.data/scripts/.*")
 _CALLED = "resolve"
 
 
@@ -47,10 +49,17 @@ def read(content: bytes, where: str) -> Source:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
-        return Source(where, text, encoding, ast.parse(text))
+        return Source(where, text, encoding, parsed(text))
     except (SyntaxError, ValueError, LookupError, RecursionError) as error:
         needed = "Python that can be read here, as it may open a library by its path"
         raise KernelError(f"{where} cannot be changed", found=str(error), needed=needed) from error
+
+
+def parsed(source: str | bytes) -> ast.Module:
+    """The statements of a source. What Python warns of in it is for its author."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def asks(content: bytes) -> bool:
@@ -73,7 +82,7 @@ def of_wheel(files: Mapping[str, bytes], guards: Collection[str]) -> list[tuple[
     if by_path and not any(map(takes, sources)):
         raise _refused(by_path[0], "no call in the wheel's own Python that opens a library by its path")
     asking = [one for one in sources if by_path or opens(one)]  # otherwise Python imports every guard
-    if alone := [one.where for one in asking if "/" not in one.where]:
+    if alone := [one.where for one in asking if takes(one) and _NO_PACKAGE.fullmatch(one.where)]:
         raise _refused(alone[0], "a module of no package, which cannot import the copy")
     return [(one.where, one) for one in asking]
 
@@ -90,26 +99,43 @@ def _refused(place: str, found: str) -> KernelError:
 def through(source: Source, core: str, level: int) -> bytes:
     """The file with its calls through the core; unchanged if it has no others.
 
-    ``core`` is the package of the copy and ``level`` the number of dots before it, as for ``__import__``.
+    ``core`` is the package of the copy and ``level`` the number of dots before it, as for ``__import__``. KernelError
+    names the file and the line of a call that cannot be changed.
     """
-    starts = [0, *(found.end() for found in _NEWLINE.finditer(source.text))]
+    starts = [0, *(found.end() for found in NEWLINE.finditer(source.text))]
     before = f"__import__({core + '.opening'!r}, globals(), None, [{_CALLED!r}], {level}).{_CALLED}("
     points = list[tuple[int, str]]()
+    # Before Python 3.12 an f-string cannot have the quotes of `before`, and `ast` does not know the places in it.
+    within = {id(one) for node in ast.walk(source.tree) if isinstance(node, ast.JoinedStr) for one in ast.walk(node)
+              if one is not node}  # fmt: skip
     for argument in _arguments(source.tree):
-        points.append((_offset(source.text, starts, argument.lineno, argument.col_offset), before))
-        points.append((_offset(source.text, starts, argument.end_lineno or 0, argument.end_col_offset or 0), ")"))
+        if id(argument) in within:
+            raise _unchanged(source, argument.lineno, "a call inside of an f-string")
+        if isinstance(argument, ast.GeneratorExp | ast.Yield | ast.YieldFrom):  # their parentheses are not their own
+            raise _unchanged(source, argument.lineno, "what yields in the place of a path")
+        points.append((offset(source.text, starts, argument.lineno, argument.col_offset), before))
+        points.append((offset(source.text, starts, argument.end_lineno or 0, argument.end_col_offset or 0), ")"))
     text = source.text
     for at, added in sorted(points, reverse=True):
         text = f"{text[:at]}{added}{text[at:]}"
     made = text.encode(source.encoding)
-    if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(ast.parse(source.text))):
+    if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(parsed(source.text))):
         raise KernelError(f"{source.where} cannot be changed", found="a file that would mean something else")
     return made
 
 
+def _unchanged(source: Source, line: int, found: str) -> KernelError:
+    needed = "a path that is put into a variable on a line of its own"
+    return KernelError(f"{_at(source, line)} cannot be changed", found=found, needed=needed)
+
+
+def _at(source: Source, line: int) -> str:
+    return f"{source.where}:{line}: {NEWLINE.split(source.text)[line - 1].strip()}"
+
+
 def in_place(source: Source) -> tuple[tuple[int, str], ...]:
     """The lines with calls that go through a core already."""
-    lines = _NEWLINE.split(source.text)
+    lines = NEWLINE.split(source.text)
     numbers = sorted(
         {node.lineno for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _is_resolved(node)}
     )
@@ -118,51 +144,56 @@ def in_place(source: Source) -> tuple[tuple[int, str], ...]:
 
 def takes(source: Source) -> bool:
     """Whether a file has a call that takes the path of a library."""
-    return any(isinstance(node, ast.Call) and _argument(node) is not None for node in ast.walk(source.tree))
+    return any(True for _ in _calls(source.tree))
 
 
 def opens(source: Source) -> bool:
     """Whether a file has a call of ``torch.ops.load_library`` with a path, through a core or not."""
-    return any(_is_of_torch(node) for node in ast.walk(source.tree))
+    return any(_names_it(node.func) for node, _ in _calls(source.tree))
 
 
 def unchangeable(source: Source) -> Iterator[str]:
     """Each use of ``torch.ops.load_library`` that is no call with a path of its own, as ``file:line: text``."""
-    called = {id(node.func) for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _is_of_torch(node)}
-    lines = _NEWLINE.split(source.text)
+    fine = {id(node.func) for node, _ in _calls(source.tree)}
     for node in ast.walk(source.tree):
-        if _names_it(node) and id(node) not in called:
-            line = getattr(node, "lineno", 1)
-            yield f"{source.where}:{line}: {lines[line - 1].strip()}"
+        if _names_it(node) and id(node) not in fine:
+            yield _at(source, getattr(node, "lineno", 1))
 
 
 def _names_it(node: ast.AST) -> bool:
-    """Whether a node is the function of torch: an attribute of ``ops`` or ``classes``, or its name for ``getattr``."""
+    """Whether a node is the function of torch: an attribute of ``ops`` or ``classes``, or got or set by its name."""
     if isinstance(node, ast.Attribute):
         return node.attr == _NAME and ast.unparse(node.value).rpartition(".")[2] in ("ops", "classes")
     if isinstance(node, ast.ImportFrom):
-        return (node.module or "").endswith("ops") and any(alias.name == _NAME for alias in node.names)
-    return isinstance(node, ast.Constant) and node.value == _NAME
-
-
-def _is_of_torch(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and _names_it(node.func) and _argument(node) is not None
+        of_torch = not node.level and node.module in ("torch.ops", "torch.classes")
+        return of_torch and any(alias.name == _NAME for alias in node.names)
+    if isinstance(node, ast.Call) and _called(node, {}) != "hasattr":
+        return any(isinstance(one, ast.Constant) and one.value == _NAME for one in node.args)
+    return False
 
 
 def _arguments(tree: ast.AST) -> Iterator[ast.expr]:
     """What is to go through the core: the path in each call that takes one, unless it does already."""
     done = {id(node.args[0]) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_resolved(node)}
+    for _, argument in _calls(tree):
+        if id(argument) not in done and not _is_resolved(argument):
+            done.add(id(argument))  # a spec may itself be the path of another call
+            yield argument
+
+
+def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Each call that takes the path of a library, with the part of it that goes through the core."""
+    names = {alias.asname: alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+             for alias in node.names if alias.asname and alias.name in _TAKE}  # fmt: skip
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (argument := _argument(node)) is not None:
-            through = node if _called(node) == _SPEC else argument
-            if id(through) not in done and not _is_resolved(through):
-                yield through
+        if isinstance(node, ast.Call):
+            name = _called(node, names)
+            through = node if name == _SPEC else _argument(node, name)
+            if through is not None and (name != _NAME or isinstance(node.func, ast.Attribute)):
+                yield node, through
 
 
-def _argument(node: ast.Call) -> ast.expr | None:
-    name = _called(node)
-    if name == _NAME and not _names_it(node.func):
-        return None
+def _argument(node: ast.Call, name: str) -> ast.expr | None:
     place, keyword = _TAKE.get(name, (0, ""))
     if not keyword:
         return None
@@ -171,8 +202,10 @@ def _argument(node: ast.Call) -> ast.expr | None:
     return next((one.value for one in node.keywords if one.arg == keyword), None)
 
 
-def _called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+def _called(node: ast.Call, names: Mapping[str, str]) -> str:
+    """The name of a function that is called, as it was before ``import ... as``."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return names.get(name, name) if isinstance(node.func, ast.Name) else name
 
 
 def _is_resolved(node: ast.AST) -> bool:
@@ -197,7 +230,7 @@ def _without(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _offset(text: str, starts: list[int], line: int, column: int) -> int:
+def offset(text: str, starts: list[int], line: int, column: int) -> int:
     """A place of ``ast``, which counts the bytes of UTF-8, as an index of the text."""
     start = starts[line - 1]
     return start + len(text[start:].encode("utf-8", "surrogatepass")[:column].decode("utf-8", "surrogatepass"))

@@ -235,7 +235,9 @@ def test_bad_input():
         wave(torch.ones(2, dtype=torch.int64))
 """
 _INSTALLED = "  # in an environment that has what build-system.requires names"
-_IGNORED = "build/\ndist/\n*.egg-info/\n__pycache__/\n# What an editable install puts next to the sources.\n_C/\n"
+_IGNORED = (
+    "build/\ndist/\n*.egg-info/\n__pycache__/\n# What an editable install puts next to the sources.\n_C/\n_precast/\n"
+)
 
 
 def main(arguments: Sequence[str]) -> int:
