@@ -23,7 +23,8 @@ from tests.unit.csrc import test_launch as protocol
 CHOOSE = (
     CUDA
     + """
-from precast._abi.decision import Need, all_rejections
+from precast._abi.decision import all_rejections
+from precast.core.reasons import Need
 from precast._load import probe
 from precast._load.choose import choose
 choice = choose(Need("rms_norm", "cuda"), probe.read_settings(), {}, certain=False)

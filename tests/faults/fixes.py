@@ -39,7 +39,8 @@ COMPILERS, NINJA = r"g\+\+|c\+\+|clang", "ninja"
 CUDA_STEP = """
 import torch
 torch.version.cuda = "13.0"
-from precast._abi.decision import Need, Refuse
+from precast._abi.decision import Refuse
+from precast.core.reasons import Need
 from precast._load import probe, verdict
 from precast._load.choose import choose
 choice = choose(Need("rms_norm", "cuda"), probe.read_settings(), {}, certain=False)

@@ -68,7 +68,7 @@ def wrong_arch(lab: Lab) -> str:
 @fault("unlike-gpus", "two GPUs of different kinds", how="made-up 9.0 and 7.5, code for sm_90", lost="the op on one")
 def unlike_gpus(lab: Lab) -> str:
     code = """
-        from precast._abi.decision import Need
+        from precast.core.reasons import Need
         from precast._load import probe, verdict
         from precast._load.choose import choose
         choice = choose(Need("rms_norm", "cuda"), probe.read_settings(), {}, certain=False)
