@@ -30,7 +30,7 @@ _LIBRARY.define("wave(Tensor x) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
 torch.library.register_fake("@name@::wave")(torch.empty_like)
 
 """
-_LOAD_CPU = 'load_library("@name@", "cpu")  # proved to fit before it is opened; else PrebuiltRefused says why\n'
+_LOAD_CPU = "from @name@ import cpu  # noqa: E402, F401 - proved to fit before it is opened; else PrebuiltRefused\n"
 _PLAIN_CPU = '@library@.impl("wave", lambda x: (x - 2 * (x / 2).round()).abs(), "CPU")\n'
 _LOAD_TRITON = '_LIBRARY.impl("wave", triton_wave.wave, "CUDA")\n'
 
@@ -267,7 +267,6 @@ def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str
     """The files of the package by their paths. Each kind adds its sources, and its lines to the common files."""
     imports = "".join(
         (
-            "\nfrom precast.build import load_library\n" * cpp,
             f"\nfrom {name} import cuda  # the build makes it: defines the op, and launches wave.cu\n" * cuda,
             f"\nfrom {name} import triton_wave\n" * triton,
         )
@@ -277,7 +276,7 @@ def files(name: str, *, cpp: bool, cuda: bool, triton: bool) -> Mapping[str, str
     made = {
         f"{name}/__init__.py": init.replace("@loads@", cpu + _LOAD_TRITON * triton),
         "pyproject.toml": _PYPROJECT.replace("@requires@", _quoted(["setuptools>=77.0.3", *_build(cpp, cuda)])).replace(
-            "@dependencies@", _quoted([f"torch>={STABLE_FLOOR}", *["precast"] * (cpp or cuda), *["triton"] * triton])
+            "@dependencies@", _quoted([f"torch>={STABLE_FLOOR}", *["precast"] * cuda, *["triton"] * triton])
         ),
         "tests/test_wave.py": _TEST + _TEST_REFUSAL * cpp,
         f"{name}/py.typed": "",

@@ -49,7 +49,7 @@ def nothing_prebuilt(package: str, folders: list[Path]) -> PrebuiltRefused:
 def bad_manifest(package: str, error: BadManifest) -> PrebuiltRefused:
     """The error for a damaged manifest, or one of a later precast than the one that reads it."""
     needed, fix, why = f"the manifest that was built with {package}", _again(package), error.__cause__
-    if isinstance(why, NewerManifest):
+    if isinstance(why, NewerManifest) and __name__.startswith("precast."):  # a copy is as new as its manifest
         needed = f"precast{why.readers or ' of a later version'}, as {package} was built with that"
         fix = f"{pip.install_command()} -U 'precast{why.readers}'"
     return PrebuiltRefused(
