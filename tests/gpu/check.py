@@ -83,7 +83,7 @@ def cases(wheel: Path | None, jobs: int, root: Path = ROOT) -> Iterator[Case]:
     # What is replaced in models, in hostile ones too, and the losses in loops of training.
     models = ("tests/adopt", "tests/hostile/test_adopting.py")
     yield Case("tests: adopt", _pytest(jobs, *models, "tests/ops/test_losses_in_training.py"), 300)
-    others = ("tests", "--ignore=tests/ops", *(f"--ignore={path}" for path in models))
+    others = ("tests", "--ignore=tests/ops", "--ignore=tests/wheel", *(f"--ignore={path}" for path in models))
     yield Case("tests: others", _pytest(jobs, *others), 300)
     for part in range(1, HOSTILE_PARTS + 1):
         command = (python, "-m", "tests.hostile", "--device", "cuda", "--jobs", str(jobs))

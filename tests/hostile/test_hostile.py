@@ -54,7 +54,7 @@ def test_a_sample_keeps_the_law(device: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(apart, "COMMAND", (sys.executable, "-c", EVERY_LEVEL, "--child"))
     drawn = random.Random(2026).sample(list(law.cases(device)), COUNT)
     again = [case for case in law.cases(device) if str(case) in BROKE]
-    assert len(again) == len(BROKE)
+    assert again and (device != "cpu" or len(again) == len(BROKE)), "a GPU has other forms of some calls"
     outcome = apart.run(list(dict.fromkeys([*drawn, *again])), device)
     assert outcome.broken == {}
     assert COUNT <= outcome.counts.total() <= COUNT + len(BROKE)
