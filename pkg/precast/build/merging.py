@@ -39,9 +39,7 @@ def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]
     for one, files in zip(group, names, strict=True):
         for where, content in files.items():
             other = found.setdefault(where, (content, one.path))
-            if other[0] != content and all(
-                data.startswith(wheel.MODULE_MARK.encode()) for data, _ in (other[0], content)
-            ):
+            if other[0] != content and all(data.startswith(_MODULE) for data, _ in (other[0], content)):
                 folder = f"{where.rpartition('/')[0]}/{FOLDER}"
                 serving, _ = _serving([(each, each.folders[folder]) for each in group if folder in each.folders])
                 found[where] = names[group.index(serving)][where], serving.path
