@@ -148,6 +148,15 @@ def test_a_wheel_for_another_torch_is_held_to_its_line(tmp_path: Path, make: Mak
         assert [one.check for one in violations] == ["answer"] and why in violations[0].found
 
 
+def test_the_copy_of_a_package_that_only_calls_is_compared_too(tmp_path: Path, make: Make) -> None:
+    source = "import os, torch\ntorch.ops.load_library(os.path.dirname(__file__) + '/../ops/_ops.so')\n"
+    files = {"ops/__init__.py": INIT, "ops/_ops.so": library(tmp_path, OPS.format(mark=1)), "other/__init__.py": source}
+    wheel = guarded(tmp_path / "out", make(files), torch=other_torch(-1))
+    assert {"ops/_precast/verify.py", "other/_precast/verify.py"} <= held(wheel).keys()
+    violations, _ = audit.audit(changed(wheel, "other/_precast/verify.py", lambda text: text + b"\n"))
+    assert [(one.check, one.where) for one in violations] == [("core", "other/_precast")]
+
+
 METADATA = "ops-1.0.dist-info/METADATA"
 
 

@@ -255,7 +255,8 @@ def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Violation]
     for where in sorted(guards):
         if sources[where] != alone.text(where, names).encode():
             yield Violation("guard", where, "the text of a guard", "another text")
-    copies = {alone.home(where, names) for where in guards}
+    calling = {place.rpartition(":")[0] for info in infos for place, _ in info.changed}
+    copies = {alone.home(where, names) for where in guards | calling}
     stated = {info.core for info in infos if info.host}
     for place in sorted(copies):
         folder = root / place / alone.COPY
