@@ -15,9 +15,8 @@ from precast._load import images, probe
 from precast.build import DeviceExtension, device, wheel
 from precast.core.capability import ComputeCapability
 from precast.core.host import Gpu, Host, Nvrtc
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 from precast.errors import BuildFailed, KernelError, PrebuiltRefused
 
 FOUND = Nvrtc("libnvrtc.so", None, "13.0.88", (ComputeCapability(8, 0), ComputeCapability(9, 0)), "package")

@@ -24,10 +24,9 @@ from precast.build.wheel import MODULE_MARK
 from precast.core import opening
 from precast.core.capability import ComputeCapability, GpuTarget
 from precast.core.host import Gpu
-from precast.core.label import Label
 from precast.core.manifest import DeviceFile, HostFile
 from precast.core.torch_abi import Exact, Stable
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 from precast.errors import KernelError, PrebuiltRefused
 from tests.downstream.finished import (
     HERE,

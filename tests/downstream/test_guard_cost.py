@@ -11,8 +11,8 @@ import pytest
 
 from precast.build import alone, facts
 from precast.core import opening, verify
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, HostFile
+from precast.core.version import Label
 from precast.errors import PrebuiltRefused
 from tests.kit import spawn
 

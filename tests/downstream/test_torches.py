@@ -14,8 +14,8 @@ from precast.build import __main__ as build_main
 from precast.build import compilers, environments, planning, wheels
 from precast.build.environments import Environment
 from precast.core.capability import GpuTarget
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo
+from precast.core.version import Label
 from precast.errors import KernelError
 from tests.kit import spawn
 from tests.kit.spawn import CHECKOUT

@@ -16,8 +16,8 @@ import precast
 from precast._builder import verdicts
 from precast._cli import xray as command
 from precast._cli.main import main
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.version import Label
 from precast.errors import KernelError
 from tests.kit import elves, hosts, spawn
 from tests.unit.builder.test_fatbin import LZ4, PLAIN, PTX, SASS, entry, fat

@@ -161,8 +161,8 @@ def test_the_launch_that_a_build_makes_of_a_schema(tmp_path: Path, monkeypatch: 
 
     from precast._load import probe
     from precast.build import DeviceExtension, device
-    from precast.core.label import Label
     from precast.core.manifest import BuildInfo, BuildMode
+    from precast.core.version import Label
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "axpy.cu").write_text(AXPY)

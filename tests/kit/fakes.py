@@ -12,10 +12,9 @@ from pathlib import Path
 from precast._builder import packing, sources
 from precast._version import __version__
 from precast.core.capability import GpuTarget, TargetKind
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
 from precast.core.torch_abi import parse_torch_abi
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 
 # Appends every call to the file named by TOY_LOG. The family "broken" fails; nothing is registered with torch.
 HOST_LIBRARY = r"""

@@ -8,11 +8,10 @@ from precast._abi import remedy
 from precast._abi.settings import Settings
 from precast.core.capability import ComputeCapability, GpuTarget
 from precast.core.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, host_path
 from precast.core.reasons import Rejection, Unopened
 from precast.core.torch_abi import Exact, parse_torch_abi
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 
 FAMILY = "rms_norm"
 INDEX = "https://host/precast"

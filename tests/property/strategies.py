@@ -12,7 +12,6 @@ from precast._abi.served import LABELS
 from precast._abi.settings import JitMode, Settings
 from precast.core.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast.core.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
-from precast.core.label import Label
 from precast.core.manifest import (
     MAX_CONTENT_BYTES,
     MAX_FILE_BYTES,
@@ -24,7 +23,7 @@ from precast.core.manifest import (
     device_path,
 )
 from precast.core.torch_abi import ANY_TORCH, Exact, Stable, TorchAbi
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 from tools.shared.platform_tag import PlatformTag
 
 FAMILIES = ("rms_norm", "cpu_adam")

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from precast._abi.arch_list import parse_arch_list
 from precast.core.capability import ComputeCapability, GpuTarget
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo
 from precast.core.torch_abi import parse_torch_abi
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 from tests.property import strategies as s
 from tools.shared.platform_tag import PlatformTag
 

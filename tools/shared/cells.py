@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from precast._builder import parts
 from precast._builder.matrix import EventSpec, LabelSpec, Machine, Matrix, TorchBuild, TorchRelease
-from precast.core.label import Label
 from precast.core.torch_abi import ANY_TORCH, TorchAbi
-from precast.core.version import Release
+from precast.core.version import Label, Release
 from precast.errors import KernelError
 
 # "A matrix will generate a maximum of 256 jobs per workflow run" (GitHub Actions, workflow syntax, jobs.<id>.strategy).

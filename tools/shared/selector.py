@@ -12,9 +12,8 @@ from precast._abi.toolkits import FIRST_TOOLKIT
 from precast._builder.matrix import Matrix
 from precast._builder.torch_releases import TorchBuild, TorchRelease
 from precast.core.capability import ComputeCapability, TargetKind
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo
-from precast.core.version import CudaVersion
+from precast.core.version import CudaVersion, Label
 from tools.shared import served
 from tools.shared.cells import expand, label_of
 from tools.shared.dists import PROJECT, Dist

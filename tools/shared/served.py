@@ -12,11 +12,10 @@ from precast._builder import catalogue, flags
 from precast._builder.matrix import Matrix, TorchBuild
 from precast.core.capability import ComputeCapability, GpuTarget, min_driver
 from precast.core.host import Gpu, Host, TorchInfo
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast.core.reasons import Need
 from precast.core.torch_abi import ANY_TORCH, parse_torch_abi
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 from tools.shared.cells import Plan, WheelCell, label_of
 
 _FAMILY = next(family.name for family in catalogue.FAMILIES if family.device is not None)

@@ -16,8 +16,8 @@ from precast._abi.settings import Settings
 from precast._builder import matrix, parts
 from precast._builder.binaries import check_ceilings, make_host
 from precast._builder.cache import Cache, default_root
-from precast.core.label import Label
 from precast.core.torch_abi import ANY_TORCH, Stable, parse_torch_abi
+from precast.core.version import Label
 from precast.errors import KernelError
 
 ROOT = Path(__file__).resolve().parents[2]

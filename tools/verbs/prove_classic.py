@@ -24,10 +24,9 @@ from precast._abi.settings import Settings
 from precast._builder import catalogue, descriptions, provenance
 from precast._builder.binaries import Made, check_ceilings, joined, make_host, manifest
 from precast._builder.cache import Cache, default_root
-from precast.core.label import Label
 from precast.core.manifest import BuildMode
 from precast.core.torch_abi import ANY_TORCH, STABLE_FLOOR, AnyTorch, Exact, parse_torch_abi
-from precast.core.version import TorchVersion
+from precast.core.version import Label, TorchVersion
 from precast.errors import KernelError
 from tools.shared import torch_symbols
 

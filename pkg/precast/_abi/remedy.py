@@ -18,11 +18,11 @@ from precast._version import __version__
 from precast.core.capability import ComputeCapability
 from precast.core.explain import MOST_ACTIONS
 from precast.core.host import Builders, Host, Installer
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
 from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE, Reason, Rejection, Unopened
 from precast.core.torch_abi import STABLE_FLOOR
 from precast.core.value import value
+from precast.core.version import Label
 from precast.errors import block
 
 ALLOW_JIT = "export PRECAST_JIT=auto"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from precast._abi import toolkits
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability
-from precast.core.label import Label
-from precast.core.version import CudaVersion
+from precast.core.version import CudaVersion, Label
 
 # The labels that fixes can recommend, oldest toolkit first.
 LABELS = tuple(map(Label, toolkits.LABELS))

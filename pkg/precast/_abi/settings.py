@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any
 
 from precast.core.capability import GpuTarget
-from precast.core.label import MACHINES, Label
 from precast.core.manifest import is_index_url
-from precast.core.value import value
-from precast.core.version import Release
+from precast.core.value import Words, value
+from precast.core.version import MACHINES, Label, Release
 
 
-class JitMode(str, Enum):
+class JitMode(Words):
     """What precast may do if no prebuilt file fits."""
 
     AUTO = "auto"

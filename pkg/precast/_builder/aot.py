@@ -46,10 +46,9 @@ from precast._builder.machine import say
 from precast._version import __version__
 from precast.core import probe
 from precast.core.files import DIGEST
-from precast.core.label import Label
 from precast.core.manifest import BuildMode, host_path, image_name
 from precast.core.torch_abi import ANY_TORCH, AnyTorch, Exact
-from precast.core.version import Release
+from precast.core.version import Label, Release
 from precast.errors import KernelError
 
 

@@ -22,10 +22,9 @@ from precast._version import __version__
 from precast.core import pip
 from precast.core.capability import GpuTarget, min_driver
 from precast.core.host import Compiler, Nvrtc
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast.core.torch_abi import AnyTorch, Exact
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 from precast.errors import KernelError
 
 Binary = HostFile | DeviceFile

@@ -10,9 +10,8 @@ from typing import Any
 from precast._builder.tables import MatrixError, Table, read_toml
 from precast._builder.torch_releases import TorchBuild, TorchRelease, read_releases
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
-from precast.core.label import Label
 from precast.core.torch_abi import ANY_TORCH, AnyTorch, Exact, TorchAbi, parse_torch_abi
-from precast.core.version import CudaVersion, Release, dotted
+from precast.core.version import CudaVersion, Label, Release, dotted
 
 __all__ = ["EventSpec", "LabelSpec", "Machine", "Matrix", "MatrixError", "TorchBuild", "TorchRelease", "load", "parse"]
 

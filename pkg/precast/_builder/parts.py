@@ -19,7 +19,6 @@ from precast._builder.matrix import LabelSpec, Matrix
 from precast._builder.packing import NotPacked
 from precast._version import __version__
 from precast.core.files import digest, read
-from precast.core.label import Label
 from precast.core.manifest import (
     MAX_FILE_BYTES,
     MAX_MANIFEST_BYTES,
@@ -31,7 +30,7 @@ from precast.core.manifest import (
     host_path,
 )
 from precast.core.torch_abi import AbiKind, TorchAbi
-from precast.core.version import Release
+from precast.core.version import Label, Release
 from precast.errors import KernelError
 
 MANIFEST = "parts.json"

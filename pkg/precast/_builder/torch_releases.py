@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precast._builder.tables import MatrixError, Table
-from precast.core.label import Label
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 
 _CXX_STANDARDS = (17, 20)
 

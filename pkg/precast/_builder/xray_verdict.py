@@ -22,11 +22,10 @@ from precast._builder.verdicts import ORDER, YES, Machine, Verdict, worst
 from precast._builder.xray import Contents, Library
 from precast.core import choose
 from precast.core.host import Gpu, Host, TorchInfo
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, HostFile, HostKind
 from precast.core.reasons import JIT_CANDIDATE, Need, Rejection
 from precast.core.torch_abi import Exact, Stable
-from precast.core.version import CudaVersion, Release, TorchVersion
+from precast.core.version import CudaVersion, Label, Release, TorchVersion
 
 # Libraries of torch, CUDA and OpenMP. A copy in the wheel would be loaded as a second one in the same process.
 _CUDA = (

@@ -32,9 +32,9 @@ from precast.build import (
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.build.finished import Finished, Folder
 from precast.core import edited, verify
-from precast.core.label import Label
 from precast.core.manifest import BuildMode, HostFile
 from precast.core.opening import inside
+from precast.core.version import Label
 from precast.errors import KernelError
 
 _OURS = (StableExtension, DeviceExtension)

@@ -24,8 +24,7 @@ from precast._abi.settings import Settings
 from precast._builder import failure, lock, process, python, roots, toolchain
 from precast.build import compilers, preflight
 from precast.core.capability import GpuTarget
-from precast.core.label import Label
-from precast.core.version import CudaVersion, TorchVersion
+from precast.core.version import CudaVersion, Label, TorchVersion
 from precast.errors import KernelError
 
 PACKAGE = Path(__file__).resolve().parents[1]

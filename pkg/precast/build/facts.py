@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from precast._builder import bindings, elf, xray, xray_verdict
 from precast.core.host import TorchInfo
-from precast.core.label import Label
 from precast.core.manifest import HostFile
 from precast.core.torch_abi import Exact, Stable, is_git_version
+from precast.core.version import Label
 from precast.errors import KernelError
 
 

@@ -14,11 +14,10 @@ from precast._builder import archives, torch_names, xray, xray_verdict
 from precast.build import alone, facts, linked, wheel
 from precast.build.stated import NOTHING, Stated, is_classic, without_old
 from precast.core import opening, verify
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, DeviceFile, HostFile, HostKind
 from precast.core.opening import inside
 from precast.core.torch_abi import CLASSIC_FLOOR, Exact
-from precast.core.version import TorchVersion
+from precast.core.version import Label, TorchVersion
 from precast.errors import KernelError
 
 SUFFIX = ".guarded"  # of a library in its own folder: nothing that looks for libraries or modules takes it for one

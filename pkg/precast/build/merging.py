@@ -9,10 +9,10 @@ from typing import Any
 
 from precast.build import finished, wheel
 from precast.build.finished import Finished, Folder
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
 from precast.core.opening import FOLDER
 from precast.core.torch_abi import AbiKind
+from precast.core.version import Label
 from precast.errors import KernelError
 
 _MODULE = wheel.MODULE_MARK.encode()

@@ -29,7 +29,7 @@ from precast._builder import tables
 from precast._builder.tables import MatrixError, Table
 from precast.build import environments
 from precast.build.environments import Job
-from precast.core.label import Label
+from precast.core.version import Label
 
 IN_ARCHIVE = "sdist:"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

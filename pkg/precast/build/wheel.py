@@ -9,10 +9,9 @@ from typing import Any
 
 from precast._builder import archives, sources, xray
 from precast.core.host import TorchInfo
-from precast.core.label import Label
 from precast.core.manifest import GUARD_MARK, BuildInfo, DeviceFile, HostFile
 from precast.core.torch_abi import AbiKind
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 from precast.errors import KernelError
 
 # The first characters of the module that is made of a DeviceExtension; the rest of its first line is that of a guard.

@@ -30,7 +30,7 @@ from precast._version import __version__
 from precast.build import environments, guarding, planning
 from precast.build.environments import Environment, Job
 from precast.build.stated import Stated
-from precast.core.label import Label
+from precast.core.version import Label
 from precast.errors import KernelError
 
 # What earlier builds left: at the top of a package, and anywhere.

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 import re
-from enum import Enum
 from typing import Literal, cast
 
-from .value import value
+from .value import Words, value
 from .version import CudaVersion, dotted
 
 Suffix = Literal["", "a", "f"]
@@ -68,7 +67,7 @@ _TEGRA = frozenset(
 MINIMUM_CAPABILITY = ComputeCapability(7, 0)
 
 
-class TargetKind(str, Enum):
+class TargetKind(Words):
     """SASS is machine code in a cubin; PTX is the virtual instruction set that the driver compiles."""
 
     SASS = "sm"

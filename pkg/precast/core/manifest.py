@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from . import reader as read
 from .capability import CompiledCode, DeviceCode, GpuTarget, TargetKind
-from .label import Label
 from .reader import ManifestError, NewerManifest
 from .torch_abi import AbiKind, TorchAbi, parse_torch_abi
-from .value import value
-from .version import CudaVersion, Release, dotted
+from .value import Words, value
+from .version import CudaVersion, Label, Release, dotted
 
 __all__ = [
     "GUARD_MARK",
@@ -51,7 +49,7 @@ MAX_FILE_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 4 << 20
 
 
-class BuildMode(str, Enum):
+class BuildMode(Words):
     """``pure``: sources only; ``machine``: for the build machine; ``release``: a labelled wheel."""
 
     PURE = "pure"
@@ -59,7 +57,7 @@ class BuildMode(str, Enum):
     RELEASE = "release"
 
 
-class HostKind(str, Enum):
+class HostKind(Words):
     """``library``: kernels; ``adapter``: the table of one torch's functions, for a library that is for any torch.
 
     ``linked``: a library that others in the manifest link. It has no guard and is opened before them.
@@ -238,8 +236,6 @@ def _host_document(file: HostFile) -> dict[str, object]:
 
 
 def _plain(content: object) -> object:
-    if isinstance(content, Enum):
-        return content.value
     if isinstance(content, tuple):
         return [_plain(one) for one in content]
     return content if content is None or isinstance(content, (bool, int, str)) else str(content)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Generic, Literal, TypeVar
 
-from .value import value
+from .value import Words, value
 
 # The candidate of a rejection that is not about a single file.
 EVERYTHING = "all"
@@ -17,7 +16,7 @@ NO_TORCH = "no torch"
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Reason(str, Enum):
+class Reason(Words):
     """Why a candidate was rejected; people and JSON readers see the value."""
 
     SYSTEM = "system"

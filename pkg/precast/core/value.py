@@ -1,17 +1,19 @@
-"""``@value(frozen=True)``: a frozen dataclass that costs a fortieth of the standard library's to define.
+"""``@value(frozen=True)``: a frozen dataclass that costs a fortieth of the standard library's to define; and ``Words``.
 
 ``dataclasses.dataclass(frozen=True)`` compiles six methods for every class, which takes 0.5 ms. A first call defines
 some thirty values, and half of its time would go there. Here the methods are written once, for all values. The standard
 library's description of a class is made on first use, so ``dataclasses.fields``, ``replace`` and ``asdict`` work.
+
+``class Colour(Words)`` is a ``class Colour(str, Enum)`` for a twentieth of its 7 us a member.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-__all__ = ["value"]
+__all__ = ["Words", "value"]
 
 T = TypeVar("T")
 
@@ -123,7 +125,55 @@ def _ge(self: Any, other: object) -> bool:
 
 _ORDER: dict[str, Callable[..., Any]] = {"__lt__": _lt, "__le__": _le, "__gt__": _gt, "__ge__": _ge}
 
+
+class _Members(type):
+    """The class of a class of words, which is the collection of its members, in their order."""
+
+    _words: dict[str, Any]
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(cls._words.values())
+
+    def __len__(cls) -> int:
+        return len(cls._words)
+
+    def __getitem__(cls, name: str) -> Any:
+        return next(word for word in cls if word.name == name)
+
+
+class _Words(str, metaclass=_Members):  # noqa: SLOT000 - a member has its name
+    """Words of which each is a member, written ``NAME = "word"``; ``Colour("word")`` is the member, or a ValueError."""
+
+    name: str
+
+    def __init_subclass__(cls) -> None:
+        cls._words = {}
+        for name, word in list(vars(cls).items()):
+            if isinstance(word, str) and not name.startswith("_"):
+                member = cls._words[word] = str.__new__(cls, word)
+                member.name = name
+                setattr(cls, name, member)
+
+    def __new__(cls, word: str) -> Any:
+        try:
+            return cls._words[word]
+        except KeyError:
+            raise ValueError(f"{word!r} is not a valid {cls.__name__}") from None
+
+    @property
+    def value(self) -> str:
+        """The word as plain text."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as value  # known to type checkers
+    from enum import Enum
+
+    class Words(str, Enum):
+        """The same to type checkers."""
 else:
-    value = _value
+    value, Words = _value, _Words

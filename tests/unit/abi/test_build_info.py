@@ -10,7 +10,6 @@ import pytest
 
 from precast.core import schemas
 from precast.core.capability import CompiledCode, GpuTarget
-from precast.core.label import Label
 from precast.core.manifest import (
     READERS,
     SCHEMA,
@@ -25,7 +24,7 @@ from precast.core.manifest import (
     image_name,
 )
 from precast.core.torch_abi import Exact, parse_torch_abi
-from precast.core.version import Release
+from precast.core.version import Label, Release
 from tests.kit import hosts as ex
 
 INFO = ex.build_info("sm_90 compute_90")

@@ -4,8 +4,7 @@ import pytest
 
 from precast._abi.served import LABELS, label_for, label_serves, sass_floor
 from precast.core.capability import ComputeCapability
-from precast.core.label import Label
-from precast.core.version import CudaVersion
+from precast.core.version import CudaVersion, Label
 from tools.shared.platform_tag import PlatformTag
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import VARIABLES, JitMode, Settings, Variable
-from precast.core.label import Label
-from precast.core.version import Release
+from precast.core.version import Label, Release
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import pickle
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from precast.core.value import value
+from precast.core.value import Words, value
 
 
 @value(frozen=True, order=True)
@@ -136,3 +137,20 @@ def test_threads_that_ask_for_the_fields_at_once_all_get_them() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = [pool.submit(names) for _ in range(4)]
         assert all(future.result() == ["name"] * 200 for future in found)
+
+
+class Colour(Words):
+    """Two words."""
+
+    RED = "red"
+    DARK_BLUE = "dark-blue"
+
+
+def test_words_behave_as_members_of_an_enum_of_strings() -> None:
+    assert list(Colour) == [Colour.RED, Colour.DARK_BLUE] == ["red", "dark-blue"] and len(Colour) == 2
+    assert Colour("dark-blue") is Colour.DARK_BLUE is Colour["DARK_BLUE"] and Colour.DARK_BLUE.name == "DARK_BLUE"
+    assert type(Colour.RED.value) is str and f"{Colour.RED} {Colour.RED!s} {Colour.RED!r}" == "red red Colour.RED"
+    assert pickle.loads(pickle.dumps(Colour.RED)) is copy.deepcopy(Colour.RED) is Colour.RED
+    assert json.dumps([Colour.RED]) == '["red"]'
+    with pytest.raises(ValueError, match="'green' is not a valid Colour"):
+        Colour("green")

@@ -15,10 +15,9 @@ from precast._builder import aot, binaries, catalogue, commands, elf, headers, m
 from precast._builder.cache import Cache
 from precast.core.capability import ComputeCapability, GpuTarget
 from precast.core.host import Compiler
-from precast.core.label import Label
 from precast.core.manifest import BuildMode, DeviceFile, HostFile, device_path, host_path
 from precast.core.torch_abi import ANY_TORCH
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 from precast.errors import KernelError
 from tests.kit import spawn
 

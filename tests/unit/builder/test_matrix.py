@@ -12,9 +12,8 @@ import pytest
 from precast._abi.served import LABELS
 from precast._builder import flags, headers, matrix
 from precast._builder.matrix import MatrixError
-from precast.core.label import Label
 from precast.core.torch_abi import ANY_TORCH, STABLE_FLOOR, Exact
-from precast.core.version import Release
+from precast.core.version import Label, Release
 
 DIGEST = "@sha256:" + "0" * 64
 GOOD: dict[str, Any] = {

@@ -17,10 +17,9 @@ from precast._builder import aot, binaries, catalogue, headers, matrix, packing,
 from precast._builder.binaries import Made
 from precast._builder.cache import Cache
 from precast.core.capability import GpuTarget
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, HostFile, host_path
 from precast.core.torch_abi import ANY_TORCH
-from precast.core.version import Release
+from precast.core.version import Label, Release
 
 ABI = ANY_TORCH
 MACHINE = platform.machine()

@@ -11,9 +11,8 @@ from precast._builder import alternatives, verdicts, xray, xray_problems, xray_v
 from precast._builder.verdicts import Machine
 from precast._cli.main import main
 from precast.core.capability import ComputeCapability
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.version import Release, TorchVersion
+from precast.core.version import Label, Release, TorchVersion
 from tests.kit import hosts
 from tests.kit.elves import Library
 

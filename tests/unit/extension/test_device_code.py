@@ -20,9 +20,8 @@ from precast.build import DeviceExtension, device
 from precast.core import gpus
 from precast.core.capability import GpuTarget
 from precast.core.host import Builders, Nvrtc
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.version import CudaVersion
+from precast.core.version import CudaVersion, Label
 from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
 from precast.extension import headers
 from tests.kit import hosts as ex

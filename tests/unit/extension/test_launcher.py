@@ -16,8 +16,8 @@ from precast._cubin import launcher, signature
 from precast._load import probe
 from precast.build import DeviceExtension, device
 from precast.core.host import Nvrtc
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.version import Label
 from precast.errors import KernelError
 
 pytestmark = [pytest.mark.torch, pytest.mark.wheel]

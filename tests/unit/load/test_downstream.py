@@ -11,10 +11,9 @@ import pytest
 
 from precast._version import __version__
 from precast.core import opening, probe, refusals, verify
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, HostFile, host_path
 from precast.core.torch_abi import STABLE_FLOOR, Stable
-from precast.core.version import Release
+from precast.core.version import Label, Release
 from precast.errors import KernelError, PrebuiltRefused
 
 pytestmark = pytest.mark.torch

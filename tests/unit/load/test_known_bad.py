@@ -16,9 +16,8 @@ from precast._version import __version__
 from precast.core import known_bad, opening, probe, verify
 from precast.core.capability import CompiledCode, ComputeCapability, DeviceCode, TargetKind
 from precast.core.host import Gpu
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.version import CudaVersion, dotted
+from precast.core.version import CudaVersion, Label, dotted
 from precast.errors import PrebuiltRefused
 from tests.kit import hosts
 

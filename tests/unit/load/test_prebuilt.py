@@ -19,8 +19,8 @@ from precast._load import prebuilt, verdict
 from precast._version import __version__
 from precast.core import verify
 from precast.core.host import Stale
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast.core.version import Label
 from precast.errors import KernelIncompatible
 from tests.kit import fakes, odd
 from tests.kit import hosts as ex

@@ -12,8 +12,8 @@ import pytest
 
 from precast._builder import matrix, parts
 from precast._builder.matrix import Matrix
-from precast.core.label import Label
 from precast.core.torch_abi import parse_torch_abi
+from precast.core.version import Label
 from tools import __main__ as tools_main
 from tools.shared import cells, evidence, plan_summary, served
 from tools.shared.cells import MAX_JOBS, DeviceCell, HostCell, Plan, PlanError, TestCell, WheelCell, expand

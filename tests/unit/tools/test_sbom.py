@@ -11,10 +11,9 @@ import pytest
 from precast._builder import headers, matrix
 from precast._builder.wheel_file import moment_of, write_wheel
 from precast.core.capability import GpuTarget
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast.core.torch_abi import parse_torch_abi
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import Asked, Audited
 from tools.shared.sbom import NAME, sbom

@@ -15,9 +15,8 @@ import pytest
 
 from precast._builder import matrix
 from precast.core.capability import GpuTarget
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile
-from precast.core.version import CudaVersion
+from precast.core.version import CudaVersion, Label
 from tools import __main__ as tools_main
 from tools.guards import targets
 from tools.guards.targets import device_claims

@@ -12,10 +12,9 @@ import pytest
 from precast._abi.violation import Violation
 from precast._builder import catalogue, matrix, packing
 from precast.core.capability import GpuTarget, TargetKind
-from precast.core.label import Label
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast.core.torch_abi import ANY_TORCH, Exact, TorchAbi
-from precast.core.version import CudaVersion, Release
+from precast.core.version import CudaVersion, Label, Release
 from tools.guards import archive, libraries, manifest, targets
 from tools.guards.subject import Asked, Audited, Guard, NoManifest, Verdict, judge
 from tools.shared.binaries import LibraryFacts, Undefined
