@@ -73,7 +73,7 @@ def _recorded(name: str, function: Callable[..., Any], on_cpu: bool) -> list[tup
         found.append((copied(args), copied(kwargs)))
         return function(*args, **kwargs)
 
-    ops = SimpleNamespace(**{other: getattr(precast.ops, other) for other in public.exported(public.OPS)})
+    ops = SimpleNamespace(**{other: getattr(precast.ops, other) for other in precast.ops.__all__})
     setattr(ops, name, record)
     text = inspect.cleandoc((inspect.getdoc(function) or "").partition("Example::\n\n")[2]).replace('"cuda"', '"cpu"')
     with torch.random.fork_rng(devices=[]):

@@ -45,13 +45,28 @@ class Family:
 
 
 @value(frozen=True)
+class Names:
+    """Public names, by where they are, that may load the same families, for themselves or for their gradients."""
+
+    families: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+    optim: tuple[str, ...] = ()
+    nn: tuple[str, ...] = ()
+
+
+@value(frozen=True)
 class Folder:
-    """The families of one folder, in ``csrc`` and ``precast/ops``, and its functions in ``precast.ops``."""
+    """The families of one folder, in ``csrc`` and ``precast/ops``, and what is public over them."""
 
     name: str
-    public: tuple[str, ...]
+    public_names: tuple[Names, ...]
     late: bool
     families: tuple[Family, ...]
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """The folder's functions in ``precast.ops``."""
+        return tuple(sorted(name for group in self.public_names for name in group.ops))
 
 
 # Sources of every host library besides those of its families: the C interface, what binds it to torch, the launch
@@ -79,7 +94,7 @@ def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:
     return tuple(
         Folder(
             folder["name"],
-            tuple(folder["public"]),
+            tuple(Names(**_frozen(group)) for group in folder["public"]),
             folder["late"],
             tuple(Family(**_frozen(family)) for family in folder["families"]),
         )

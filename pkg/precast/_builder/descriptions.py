@@ -13,6 +13,7 @@ from precast._builder.tables import MatrixError, Table, read_toml
 
 NAME = "family.toml"
 DEVICES = ("cpu", "cuda", "xpu")
+ROOMS = ("ops", "optim", "nn")  # of public names
 # Whose functions ours may replace; a note stands for a function without a kernel of its own, and says where it runs.
 ELSEWHERE = ("note", "torch", "apex", "vllm", "liger")
 
@@ -21,11 +22,14 @@ def read(csrc: Path) -> list[dict[str, Any]]:
     """The description of every folder as plain values, sorted by name. MatrixError names the place of a mistake."""
     found = [_folder(path) for path in sorted(csrc.glob(f"*/{NAME}"))]
     families = [family["name"] for folder in found for family in folder["families"]]
-    names = [name for folder in found for name in folder["public"]]
-    for what, given in (("family", families), ("public function", names)):
+    groups = [group for folder in found for group in folder["public"]]
+    names = [name for group in groups for room in ROOMS for name in group.get(room, ())]
+    for what, given in (("family", families), ("public name", names)):
         for name in given:
             if given.count(name) > 1:
                 raise MatrixError(f"{csrc}: two descriptions have a {what} {name!r}")
+    for name in {family for group in groups for family in group["families"]} - {*families}:
+        raise MatrixError(f"{csrc}: public names load {name!r}, and no description has such a family")
     return found
 
 
@@ -38,8 +42,8 @@ def _folder(path: Path) -> dict[str, Any]:
     table = Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}")
     _autocast(table)
     _replaces(table)
-    public, late = table.texts("public"), table.maybe("late", bool) or False
-    if late and path.parent.name in public:  # importing the module would hide the function
+    public, late = _public(table), table.maybe("late", bool) or False
+    if late and any(path.parent.name in group.get("ops", ()) for group in public):  # its module would hide the function
         raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
     families = table.table("family")
     described = [_family(name, families.table(name), path.parent.parent, late) for name in list(families.values)]
@@ -47,15 +51,30 @@ def _folder(path: Path) -> dict[str, Any]:
     return {"name": path.parent.name, "public": public, "late": late, "families": described}
 
 
+def _public(table: Table) -> list[dict[str, tuple[str, ...]]]:
+    """The groups of public names, each with the families that its names may load."""
+    found = []
+    for group in table.tables("public", "families") if "public" in table.values else ():
+        found.append({key: group.texts(key) for key in ("families", *ROOMS) if key in group.values})
+        group.finish()
+        if len(found[-1]) < 2 or not found[-1].get("families"):
+            raise MatrixError(f"{group.where}: wanted families, and names in one of {', '.join(ROOMS)}")
+    return found
+
+
+def _functions(table: Table) -> list[str]:
+    return [name for group in table.values.get("public", ()) for name in group.get("ops", ())]
+
+
 def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
     """For the docs: the functions of each folder, and how they and torch's own behave under autocast."""
     tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
-    return [(table.texts("public"), *words) for table in tables if (words := _autocast(table))[0]]
+    return [(tuple(sorted(_functions(table))), *words) for table in tables if (words := _autocast(table))[0]]
 
 
 def _autocast(table: Table) -> tuple[str, str]:
     """The autocast table, required for a folder with public functions."""
-    if not table.values.get("public", True):
+    if not _functions(table):
         return "", ""
     inner = table.table("autocast")
     found = inner.take("ours", str), inner.take("torch", str)
@@ -71,10 +90,10 @@ def replaces(csrc: Path) -> dict[str, dict[str, str]]:
 
 def _replaces(table: Table) -> dict[str, dict[str, str]]:
     """The optional tables of replacements, one for each public function."""
-    inner = Table(table.maybe("replaces", dict) or {}, f"{table.where}.replaces")
+    inner, functions = Table(table.maybe("replaces", dict) or {}, f"{table.where}.replaces"), _functions(table)
     found = {}
     for name in list(inner.values):
-        if name not in table.values.get("public", ()):
+        if name not in functions:
             raise MatrixError(f"{inner.where}: {name} is not public")
         words = inner.table(name)
         found[name] = {key: text for key in ELSEWHERE if (text := words.maybe(key, str)) is not None}

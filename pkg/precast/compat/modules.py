@@ -30,16 +30,13 @@ def kernel(name: str) -> Callable[..., Any]:
 
 
 def reference(name: str) -> Callable[..., Any]:
-    """The same op in plain torch. One that writes in place checks all of its arguments first, as a kernel does."""
+    """The same op in plain torch. It checks all of its arguments first, as a kernel does."""
     from precast import ops
-    from precast._dispatch.in_place import written_arguments
     from precast.ops import _folders
     from precast.ops._written import checked
 
     ops.define(name)
-    op = namespace.overload(name)
-    plain = _folders.reference(name)
-    return checked(op, plain) if written_arguments(op) else plain
+    return checked(namespace.overload(name), _folders.reference(name))
 
 
 class CPUAdamOptimizer:

@@ -16,7 +16,7 @@ from precast.ops._checks import require
 
 
 def checked(op: torch._ops.OpOverload, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference of an op in place behind the op's own checks, so that a refused call writes nothing."""
+    """The reference of an op behind the op's own checks, so that a refused call writes nothing."""
     name, written = op._opname, written_arguments(op)
     # Parameters and states. Tensors of other ops may lie between each other, and sums may replace their terms.
     several = sum(str(op._schema.arguments[i].type) == "List[Tensor]" for i in written) > 1

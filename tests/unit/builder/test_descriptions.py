@@ -12,7 +12,9 @@ from precast.errors import KernelError
 from tests.kit import spawn
 
 GOOD = """
-public = ["halve"]
+[[public]]
+families = ["half"]
+ops = ["halve"]
 
 [autocast]
 ours = "dtype of `x`"
@@ -36,7 +38,8 @@ def csrc(tmp_path: Path) -> Path:
 def test_a_description_becomes_a_folder(csrc: Path) -> None:
     (folder,) = catalogue.folders_of(descriptions.read(csrc))
     family = catalogue.Family("half", None, ("half/host.cpp",), (), ("halve(Tensor x) -> Tensor",), ("cpu",))
-    assert folder == catalogue.Folder("half", ("halve",), False, (family,))
+    assert folder == catalogue.Folder("half", (catalogue.Names(("half",), ("halve",)),), False, (family,))
+    assert folder.public == ("halve",)
 
 
 def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
@@ -47,8 +50,8 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
     ("old", "new", "said"),
     [
         ("devices", "device_types", r"csrc/half/family\.toml\.family\.half: devices is missing"),
-        ("public", "late = 1\npublic", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
-        ("[autocast]", "order = 3\n[autocast]", r"csrc/half/family\.toml: nobody reads order"),
+        ("[[public]]", "late = 1\n[[public]]", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
+        ("[[public]]", "order = 3\n[[public]]", r"csrc/half/family\.toml: nobody reads order"),
         ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
         ("[autocast]", "[replaces.third]\n[autocast]", r"csrc/half/family\.toml\.replaces: third is not public"),
         (
@@ -60,10 +63,17 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
         ("host.cpp", "gone.cpp", r"csrc/half/family\.toml\.family\.half: there is no half/gone\.cpp in csrc"),
         ('"cpu"', '"gpu"', r"csrc/half/family\.toml\.family\.half: there is no device 'gpu'"),
         (
-            'public = ["halve"]',
-            'late = true\npublic = ["half"]',
+            '[[public]]\nfamilies = ["half"]\nops = ["halve"]',
+            'late = true\n[[public]]\nfamilies = ["half"]\nops = ["half"]',
             r"a late folder cannot give a function of its own name",
         ),
+        (
+            'families = ["half"]',
+            'families = ["whole"]',
+            r"public names load 'whole', and no description has",
+        ),
+        ('ops = ["halve"]\n', "", r"public\[\['half'\]\]: wanted families, and names in one of ops, optim, nn"),
+        ('ops = ["halve"]\n', 'ops = ["halve"]\nnn = ["halve"]\n', r"two descriptions have a public name 'halve'"),
     ],
 )
 def test_a_mistake_is_refused_with_its_place(csrc: Path, old: str, new: str, said: str) -> None:

@@ -14,7 +14,7 @@ from precast import kernel_loader
 from precast._builder import catalogue, public
 from precast._builder.cache import BuildKey, Cache
 from precast._cli import doctor, names, output, report
-from tests.kit import spawn
+from tests.kit import spawn, used_families
 from tests.unit.cli.conftest import Precast
 
 
@@ -172,11 +172,15 @@ def test_every_public_name_is_known_and_nothing_else_is_called_one() -> None:
 
     modules = {"precast.ops": ops, "precast.optim": optim, "precast.nn": nn}
     assert public.rooms() == {name: room for room, module in modules.items() for name in module.__all__}
-    assert all(public.families_of(name) for name in public.rooms())
     for module in modules.values():
         assert set(module.__all__) <= set(dir(module)), "also what is imported at its first use"
         assert all(hasattr(module, name) for name in dir(module))
     assert {*public.rooms(), *(one.__name__ for one in kernel_loader.loaders())} <= set(names.known())
+
+
+@pytest.mark.parametrize("name", sorted(public.rooms()))
+def test_the_families_of_a_public_name_are_those_that_its_source_uses(name: str) -> None:
+    assert public.families_of(name) == used_families.families_of(name)
 
 
 def test_the_program_alone_prints_its_help(precast: Precast) -> None:
