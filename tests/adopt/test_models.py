@@ -93,7 +93,9 @@ def test_training_gives_the_same_losses(name: str) -> None:
     model = zoo.make(name)
     untouched = copy.deepcopy(model)
     assert precast.adopt(model).ok
-    assert losses(model) == pytest.approx(losses(untouched), rel=1e-4)
+    # Convolutions of a GPU round their inputs to ten bits by default, which makes large differences of small ones.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, deterministic=True):
+        assert losses(model) == pytest.approx(losses(untouched), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", quick("llama", "gpt_oss", of=("qwen3", "qwen3_moe", "gemma3", "gpt2", "mamba2")))

@@ -15,7 +15,7 @@ from torch import Tensor
 import precast
 from precast._builder import public
 from precast._builder.catalogue import FAMILIES
-from precast.compat import modules
+from precast.compat import members
 from precast.ops import _folders
 
 Path = tuple[str | int, ...]  # an argument by name, and an item of it by number
@@ -94,7 +94,7 @@ def _op_calls() -> Iterator[Call]:
         for name in family.op_names:
             if _folders.is_planned(name):
                 continue  # a step of an optimizer, whose arguments other ops have made
-            op = modules.kernel(name)
+            op = members.kernel(name)
             schema = op._schema.arguments  # type: ignore[attr-defined]
             named = dict(zip((a.name for a in schema), _folders.arguments(name), strict=False))
             named |= {a.name: a.default_value for a in schema[len(named) :]}

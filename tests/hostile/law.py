@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from precast._builder import public
 from precast._builder.catalogue import FAMILIES
-from precast.compat import modules
+from precast.compat import members
 from precast.errors import KernelError
 from precast.ops import _folders
 from tests.hostile import changes
@@ -325,7 +325,7 @@ def _judge_error(case: Case, error: Exception, before: list[Before]) -> str:
 def _names(case: Case) -> list[str]:
     """What an error may call the arguments: by their names here, or in the ops."""
     families = {family.name for family in FAMILIES if family.name in _families(case.call)}
-    ops = [modules.kernel(op) for family in FAMILIES if family.name in families for op in family.op_names]
+    ops = [members.kernel(op) for family in FAMILIES if family.name in families for op in family.op_names]
     public_names = [
         name for call in calls().values() if set(_families(call.name)) & families for name in call.arguments
     ]

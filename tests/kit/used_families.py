@@ -17,7 +17,7 @@ from precast._builder import catalogue, public
 from precast._builder.catalogue import FAMILIES
 
 OPS = public.OPS
-_FOLLOWED = (*public.ROOMS, "precast.compat.modules")
+_FOLLOWED = (*public.ROOMS, "precast.compat.adam")
 _FOLDER = Path(precast.__file__).resolve().parent
 _FOLDERS = {name: folder for folder in catalogue.FOLDERS for name in folder.public}
 _OPS = {op: family.name for family in FAMILIES for op in family.op_names}

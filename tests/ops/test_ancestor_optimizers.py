@@ -157,9 +157,8 @@ def test_the_functions_alone(where: str) -> None:
 
 def test_kernels_refuse_tensors_of_the_cpu() -> None:
     """The functions of plain torch take them; the kernels are for GPUs."""
-    from precast.compat import lists, modules
+    from precast.compat.lists import multi_tensor_adam as adam
 
-    adam = lists.members(modules.kernel)["multi_tensor_adam"]
     tensors = [must.made(torch.float32, seed) for seed in range(4)]
     before = [t.clone() for t in tensors[1]]
     with pytest.raises(KernelError, match="multi_tensor") as raised:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.compat import functions, modules  # noqa: E402
+from precast.compat import members  # noqa: E402
 from precast.compat import op as op_layout  # noqa: E402
 from precast.compat.torch_utils.ops import bias_act as bias_act_module  # noqa: E402
 from precast.compat.torch_utils.ops import upfirdn2d as upfirdn2d_module  # noqa: E402
@@ -18,11 +18,11 @@ from precast.compat.torch_utils.ops import upfirdn2d as upfirdn2d_module  # noqa
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 CHANNELS, STYLE = 8, 6
-PLAIN = functions.image(modules.reference)
+NAMES = ["bias_act", "fused_leaky_relu", "setup_filter", "upfirdn2d", "filter2d", "upsample2d", "downsample2d"]
 
 
 def plain() -> SimpleNamespace:
-    return SimpleNamespace(**PLAIN)
+    return SimpleNamespace(**members.members((), NAMES, (), plain=True))
 
 
 def by_torch_utils() -> SimpleNamespace:
@@ -43,7 +43,7 @@ def by_op() -> SimpleNamespace:
 
     def bias_act(x: Any, b: Any, act: str = "linear", gain: float | None = None, clamp: float | None = None) -> Any:
         if act != "lrelu":
-            return PLAIN["bias_act"](x, b, act=act, gain=gain, clamp=clamp)
+            return plain().bias_act(x, b, act=act, gain=gain, clamp=clamp)
         y = op_layout.fused_leaky_relu(x, b, 0.2, 2**0.5 if gain is None else gain)
         return y if clamp is None else y.clamp(-clamp, clamp)
 
@@ -52,7 +52,7 @@ def by_op() -> SimpleNamespace:
 
     return SimpleNamespace(
         bias_act=bias_act,
-        setup_filter=PLAIN["setup_filter"],
+        setup_filter=plain().setup_filter,
         upfirdn2d=upfirdn2d,
         upsample2d=lambda x, f: upfirdn2d(x, f, up=2, padding=(2, 1, 2, 1), gain=4.0),
         downsample2d=lambda x, f: upfirdn2d(x, f, down=2, padding=(1, 1, 1, 1)),

@@ -17,7 +17,7 @@ from precast import optim  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._dispatch.in_place import written_arguments  # noqa: E402
 from precast._dispatch.routes import Route  # noqa: E402
-from precast.compat import lists, modules  # noqa: E402
+from precast.compat import adam, lists, members  # noqa: E402
 from precast.ops import _folders  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -246,7 +246,7 @@ LIST_FUNCTIONS: dict[str, tuple[int, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", LIST_FUNCTIONS)
 def test_plain_torch_over_lists_checks_everything_before_it_writes(name: str) -> None:
     count, numbers = LIST_FUNCTIONS[name]
-    function = lists.members(modules.reference)[name]
+    function = members.plainly(getattr(lists, name))
     for kind, given in bad_lists([[torch.ones(4) for _ in range(2)] for _ in range(count)]).items():
         if kind == "shared" and name in ("multi_tensor_scale", "multi_tensor_axpby"):
             continue  # a result may be its own term
@@ -259,11 +259,11 @@ def test_plain_torch_over_lists_checks_everything_before_it_writes(name: str) ->
 
 
 def test_plain_adam_of_one_parameter_checks_everything_before_it_writes() -> None:
-    adam = modules.TorchAdamOptimizer()
+    optimizer = members.plainly(adam.CPUAdamOptimizer)()
     for which, bad in itertools.product(range(4), (torch.ones(1), torch.ones(4, dtype=torch.int64))):
         tensors = [torch.ones(4) for _ in range(4)]
         tensors[which] = bad.clone()
         before = [t.clone() for t in tensors]
         with pytest.raises(RuntimeError, match="needed"):
-            adam.step(1, 0.1, 0.9, 0.99, 1e-8, 0.0, True, *tensors)
+            optimizer.step(1, 0.1, 0.9, 0.99, 1e-8, 0.0, True, *tensors)
         assert all(map(torch.equal, tensors, before))

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
 from precast._builder import catalogue  # noqa: E402
-from precast.compat import functions, modules  # noqa: E402
+from precast.compat import members  # noqa: E402
 from precast.ops import _folders  # noqa: E402
 from tests.ops.tensors import made  # noqa: E402
 
@@ -99,6 +99,11 @@ class Transformer(torch.nn.Module):  # type: ignore[name-defined, misc]
         return self.head(x)
 
 
+def _functions(*, plain: bool) -> Any:
+    names = ["topk_softmax", "topk_sigmoid", "moe_align_block_size", "moe_permute", "moe_unpermute"]
+    return members.members((), names, (), plain=plain)
+
+
 def test_a_transformer_trains_as_with_plain_torch(device: str) -> None:
     """Each number is the sum of the two before it, modulo 11. Losses and parameters stay together for 20 steps."""
     start = torch.randint(11, (16, 2), generator=torch.Generator().manual_seed(0))
@@ -120,8 +125,8 @@ def test_a_transformer_trains_as_with_plain_torch(device: str) -> None:
             losses.append(float(loss.detach()))
         return losses, list(model.parameters())
 
-    losses, parameters = trained(functions.moe(modules.kernel))
-    plain, others = trained(functions.moe(modules.reference))
+    losses, parameters = trained(_functions(plain=False))
+    plain, others = trained(_functions(plain=True))
     assert losses[-1] < 0.8 * losses[0]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-4, atol=1e-4)
     for ours, theirs in zip(parameters, others, strict=True):

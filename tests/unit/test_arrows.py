@@ -46,7 +46,8 @@ TORCH = (
 TORCH_ROOMS = ("_adopt", "_cubin", "_dispatch", "compat", "extension", "ops", "optim", "nn")
 EAGER_TORCH_ROOMS = ("_adopt", "ops", "optim", "nn")
 EAGER_TORCH = (
-    "compat/jit.py",
+    *(f"compat/{name}.py" for name in ("adam", "causal_softmax", "inference", "jit", "lists")),
+    *(f"compat/{name}.py" for name in ("masked_softmax", "moe", "norms", "rms_norms")),
     "_dispatch/formulas.py",
     "_dispatch/in_place.py",
     "_dispatch/routes.py",

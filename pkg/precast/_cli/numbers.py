@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.compat.modules import kernel
+from precast.compat.members import kernel
 from precast.errors import KernelError
 from precast.ops import _folders
 

@@ -49,23 +49,32 @@ def on_rows(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
 def register(
     name: str,
     *,
-    check: Callable[..., None],
-    result: Callable[..., Any],
+    check: Callable[..., None] | Sequence[Callable[..., None]],
+    result: Callable[..., Any] | str | None,
     reference: Callable[..., Any] | None = None,
     gradient: Callable[..., Any] | None = None,
     sharding: Rule | None = refused,
 ) -> torch._ops.OpOverload:
-    """Register the formulas of one op, each called with the arguments of its schema, and return the op.
+    """Register the formulas of one op and return the op.
 
-    ``check`` raises on inputs that no kernel accepts. ``result`` makes an uninitialised result. ``reference`` computes
-    the result in differentiable torch ops, and is used if there is a tangent or a transform; by default it is the
-    function of this name in the folder's ``reference``. ``gradient`` records reverse mode; its first argument computes
-    the op below autograd. It is None if the reference does that too. ``sharding`` is the rule for DTensors; if it is
-    None, torch's own error names the op.
+    ``check`` raises on inputs that no kernel accepts; it may be several. ``result`` makes an uninitialised result, or
+    is the name of an argument that it is like, or None for an op that only writes. Both name the arguments they need,
+    as the schema has them, and ``op`` for the op's name. What follows gets all arguments. ``reference`` computes the
+    result in differentiable torch ops, and is used if there is a tangent or a transform; by default it is the function
+    of this name in the folder's ``reference``. ``gradient`` records reverse mode; its first argument computes the op
+    below autograd. It is None if the reference does that too. ``sharding`` is the rule for DTensors; if it is None,
+    torch's own error names the op.
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
-    namespace.CHECKS[name], namespace.RESULTS[name] = check, result
+    checks = [by_name(op, one) for one in ((check,) if callable(check) else check)]
+    made = _maker(op, result)
+
+    def check_all(*args: Any) -> None:
+        for one in checks:
+            one(*args)
+
+    namespace.CHECKS[name], namespace.RESULTS[name] = check_all, made
     if sharding is not None:
         namespace.RULES[name] = sharding
     plain = namespace.reference(name) if reference is None else reference
@@ -76,11 +85,11 @@ def register(
             from precast._dispatch.sharding import register_once
 
             register_once(name)
-        check(*args)
-        return result(*args)
+        check_all(*args)
+        return made(*args)
 
     def by_reference(*args: Any) -> Any:
-        check(*args)
+        check_all(*args)
         return plain(*args)
 
     def autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
@@ -97,6 +106,43 @@ def register(
     library.impl(name, autograd, "Autograd", with_keyset=True)
     library.impl(name, by_reference, "FuncTorchDynamicLayerFrontMode")
     return op
+
+
+def _maker(op: torch._ops.OpOverload, result: Callable[..., Any] | str | None) -> Callable[..., Any]:
+    """What makes the result of an op, from all its arguments."""
+    if result is None:
+        return lambda *_: None
+    if callable(result):
+        return by_name(op, result)
+    place = [one.name for one in op._schema.arguments].index(result)
+    return lambda *args: torch.empty_like(args[place], memory_format=torch.contiguous_format)
+
+
+def by_name(op: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of all arguments of an op, from one that names those that it needs, or ``op`` for the op's name."""
+
+    @functools.cache
+    def wanted() -> frozenset[str] | None:
+        """None for a function of ``*args``, which takes all."""
+        import inspect  # the first call asks
+
+        parameters = inspect.signature(function).parameters
+        kinds = {one.kind for one in parameters.values()}
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            return None
+        every = ("op", *(one.name for one in op._schema.arguments))
+        return frozenset(every if inspect.Parameter.VAR_KEYWORD in kinds else parameters)
+
+    def call(*args: Any) -> Any:
+        names = wanted()
+        if names is None:
+            return function(*args)
+        given: dict[str, Any] = {"op": op._opname}
+        for i, argument in enumerate(op._schema.arguments):
+            given[argument.name] = args[i] if i < len(args) else argument.default_value
+        return function(**{name: value for name, value in given.items() if name in names})
+
+    return call
 
 
 def _register_fake(library: Any, name: str, fake: Callable[..., Any]) -> None:

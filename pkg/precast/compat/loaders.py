@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from precast._builder.catalogue import FAMILIES
-from precast.compat import functions, inference, lists, modules, moe, norms
 from precast.compat.flash_attention import (
     FlashAttentionDaoCudaExtension,
     FlashAttentionNpuExtension,
     FlashAttentionSdpaCudaExtension,
     FlashAttentionTorchExtension,
 )
-from precast.compat.modules import Find, Members
+from precast.compat.members import Members, members
 from precast.extension import families
 from precast.extension.families import FamilyExtension
 from precast.extension.loader import ExtensionClass, KernelLoader
@@ -22,14 +21,15 @@ from precast.extension.loader import ExtensionClass, KernelLoader
 def _over(
     stem: str,
     served: tuple[str, ...],
-    *groups: Callable[[Find], Members],
+    *modules: str,
+    functions: str = "",
+    ops: str = "",
     machines: Mapping[str, str] | None = None,
 ) -> list[ExtensionClass]:
-    """The extensions over families. Each group of members is a function of :mod:`precast.compat`."""
+    """The extensions over families: modules of this folder, functions of ``precast.ops`` and ops are their members."""
 
     def give(plain: bool) -> Members:
-        find = modules.reference if plain else modules.kernel
-        return {name: member for group in groups for name, member in group(find).items()}
+        return members(modules, functions.split(), ops.split(), plain=plain)
 
     return [*families.over(stem, served, give, machines)]
 
@@ -37,13 +37,18 @@ def _over(
 class ActivationsLoader(KernelLoader):
     """Gated activations, by their names in ``precast.ops``."""
 
-    REGISTRY = _over("activations", ("activations", "activations_backward"), functions.activations)
+    REGISTRY = _over(
+        "activations",
+        ("activations", "activations_backward"),
+        functions="silu_and_mul gelu_and_mul gelu_tanh_and_mul mul_and_silu fatrelu_and_mul swigluoai_and_mul "
+        "gelu_quick gelu_new",
+    )
 
 
 class CPUAdamLoader(KernelLoader):
     """Adam and AdamW on the CPU: ``CPUAdamOptimizer``."""
 
-    REGISTRY = _over("cpu_adam", ("cpu_adam", "cpu_optim"), modules.adam, machines={"x86": "x86_64", "arm": "aarch64"})
+    REGISTRY = _over("cpu_adam", ("cpu_adam", "cpu_optim"), "adam", machines={"x86": "x86_64", "arm": "aarch64"})
 
 
 class FlashAttentionDaoLoader(KernelLoader):
@@ -85,7 +90,7 @@ class FusedOptimizerLoader(KernelLoader):
     ``multi_tensor_adam``, ``_sgd``, ``_adagrad``, ``_lamb``, ``_scale``, ``_axpby``, ``_l2norm``.
     """
 
-    REGISTRY = _over("fused_optim", ("multi_tensor",), lists.members)
+    REGISTRY = _over("fused_optim", ("multi_tensor",), "lists")
     ALIASES: ClassVar[Mapping[str, str]] = {"fused_optim_triton": "fused_optim_torch"}
 
 
@@ -95,69 +100,87 @@ class ImageOpsLoader(KernelLoader):
     ``bias_act``, ``fused_leaky_relu``, ``upfirdn2d``, ``filter2d``, ``upsample2d``, ``downsample2d``.
     """
 
-    REGISTRY = _over("image_ops", ("bias_act", "upfirdn2d"), functions.image)
+    REGISTRY = _over(
+        "image_ops",
+        ("bias_act", "upfirdn2d"),
+        functions="bias_act fused_leaky_relu setup_filter upfirdn2d filter2d upsample2d downsample2d",
+    )
     ALIASES: ClassVar[Mapping[str, str]] = {"image_ops_triton": "image_ops_torch"}
 
 
 class InferenceOpsLoader(KernelLoader):
     """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches, decode attention."""
 
-    REGISTRY = _over("inference_ops", ("rms_norm", "activations"), inference.members)
+    REGISTRY = _over("inference_ops", ("rms_norm", "activations"), "inference")
 
 
 class KVCacheLoader(KernelLoader):
     """Paged caches: ``reshape_and_cache``, ``rotary_embedding_and_cache``."""
 
-    REGISTRY = _over("kv_cache", ("kv_cache", "decode_attention"), functions.caches)
+    REGISTRY = _over(
+        "kv_cache",
+        ("kv_cache", "decode_attention"),
+        functions="reshape_and_cache rotary_embedding_and_cache paged_decode_attention",
+    )
 
 
 class LayerNormLoader(KernelLoader):
     """Layer norm: ``layer_norm``, and apex's ``fused_layer_norm_cuda`` with ``forward_affine`` and others."""
 
-    REGISTRY = _over("layer_norm", ("layer_norm", "layer_norm_backward"), functions.layer_norm, norms.members)
+    REGISTRY = _over("layer_norm", ("layer_norm", "layer_norm_backward"), "norms", functions="layer_norm")
     ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
 
 
 class LossLoader(KernelLoader):
     """Cross entropy of each row: ``cross_entropy``, ``cross_entropy_with_grad``, ``cross_entropy_with_grad_``."""
 
-    REGISTRY = _over("losses", ("cross_entropy",), functions.losses)
+    REGISTRY = _over("losses", ("cross_entropy",), ops="cross_entropy cross_entropy_with_grad cross_entropy_with_grad_")
 
 
 class MoeLoader(KernelLoader):
     """Mixture of experts: dispatch and combine by capacity, gating, alignment to blocks, permutation of rows."""
 
-    REGISTRY = _over("moe", ("moe_routing", "moe"), functions.moe, moe.members)
+    REGISTRY = _over(
+        "moe",
+        ("moe_routing", "moe"),
+        "moe",
+        functions="topk_softmax topk_sigmoid moe_align_block_size moe_permute moe_unpermute",
+    )
 
 
 class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
 
-    REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), modules.norms)
+    REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), "rms_norms")
 
 
 class RotaryLoader(KernelLoader):
     """Rotary embedding: ``rotary_embedding``, ``rotary_embedding_``, ``get_cos_and_sin``."""
 
-    REGISTRY = _over("rotary", ("rotary",), functions.rotary)
+    REGISTRY = _over("rotary", ("rotary",), functions="rotary_embedding rotary_embedding_ get_cos_and_sin")
 
 
 class ScaledMaskedSoftmaxLoader(KernelLoader):
     """Softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
 
-    REGISTRY = _over("scaled_masked_softmax", ("softmax", "softmax_backward"), modules.masked_softmax)
+    REGISTRY = _over("scaled_masked_softmax", ("softmax", "softmax_backward"), "masked_softmax")
 
 
 class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
     """Causal softmax: ``forward``, ``backward``."""
 
-    REGISTRY = _over("scaled_upper_triangle_masked_softmax", ("softmax", "softmax_backward"), modules.causal_softmax)
+    REGISTRY = _over("scaled_upper_triangle_masked_softmax", ("softmax", "softmax_backward"), "causal_softmax")
 
 
 class SoftmaxLoader(KernelLoader):
     """Softmax of scaled scores: plain, masked, causal, by their names in ``precast.ops``."""
 
-    REGISTRY = _over("softmax", ("softmax", "softmax_backward"), functions.softmax)
+    REGISTRY = _over(
+        "softmax",
+        ("softmax", "softmax_backward"),
+        functions="scaled_masked_softmax scaled_softmax scaled_upper_triang_masked_softmax "
+        "scaled_aligned_causal_softmax",
+    )
 
 
 # The extensions that each loader begins with; a registration changes only the loader's own list.

@@ -7,98 +7,83 @@ one token. The functions have no gradients of their own: the older package calls
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
-from precast.compat.modules import Find, Members
+from precast.compat.members import kernel
 
-if TYPE_CHECKING:
-    from torch import Tensor
+__all__ = [
+    "combine_backward",
+    "combine_forward",
+    "cumsum_sub_one",
+    "dispatch_backward",
+    "dispatch_forward",
+]
 
 
 _LARGEST = 2**31 - 1
 
 
-def members(find: Find) -> Members:
-    """The functions, each by its name."""
-    return {"cumsum_sub_one": cumsum_sub_one, **_dispatch(find), **_combine(find)}
-
-
 def cumsum_sub_one(mask: Tensor) -> Tensor:
     """The running sum over the first dimension of ``(s, e)`` integers, minus one, in int32."""
-    import torch
-
     if mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
         raise ValueError(f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; needed (s, e) integers")
     return torch.cumsum(mask, 0, dtype=torch.int32) - 1
 
 
-def _dispatch(find: Find) -> Members:
-    def dispatch_forward(s: int, ec: int, h: int, batch_tokens: Tensor, mask: Tensor, dest_idx: Tensor) -> Tensor:
-        """``(ec, h)``: the row of each token at its places, and zero at the others."""
-        import torch
-
-        positions = _positions(s, mask, dest_idx)
-        with torch.no_grad():
-            found: Tensor = find("moe_permute_rows")(batch_tokens.reshape(s, h), positions, ec, False)
-        return found
-
-    def dispatch_backward(s: int, ec: int, h: int, expert_grad: Tensor, mask: Tensor, dest_idx: Tensor) -> Tensor:
-        """``(s, h)``: the sum over the places of each token."""
-        import torch
-
-        positions = _positions(s, mask, dest_idx)
-        with torch.no_grad():
-            found: Tensor = find("moe_combine_rows")(expert_grad.reshape(ec, h), positions, None, False)
-        return found
-
-    return {"dispatch_forward": dispatch_forward, "dispatch_backward": dispatch_backward}
+@torch.no_grad()
+def dispatch_forward(s: int, ec: int, h: int, batch_tokens: Tensor, mask: Tensor, dest_idx: Tensor) -> Tensor:
+    """``(ec, h)``: the row of each token at its places, and zero at the others."""
+    positions = _positions(s, mask, dest_idx)
+    found: Tensor = kernel("moe_permute_rows")(batch_tokens.reshape(s, h), positions, ec, False)
+    return found
 
 
-def _combine(find: Find) -> Members:
-    def combine_forward(
-        s: int, e: int, c: int, h: int, expert_tokens: Tensor, logits: Tensor, mask: Tensor, dest_idx: Tensor
-    ) -> Tensor:
-        """``(s, h)``: the rows at the places of each token, weighted by ``logits`` of ``(s, e)``, added up."""
-        import torch
+@torch.no_grad()
+def dispatch_backward(s: int, ec: int, h: int, expert_grad: Tensor, mask: Tensor, dest_idx: Tensor) -> Tensor:
+    """``(s, h)``: the sum over the places of each token."""
+    positions = _positions(s, mask, dest_idx)
+    found: Tensor = kernel("moe_combine_rows")(expert_grad.reshape(ec, h), positions, None, False)
+    return found
 
-        positions = _positions(s, mask, dest_idx)
-        _check_logits(logits, s, e)
-        with torch.no_grad():
-            weights = logits.gather(1, _experts(positions, e, c).clamp(max=e - 1)).float()
-            found: Tensor = find("moe_combine_rows")(expert_tokens.reshape(e * c, h), positions, weights, False)
-        return found
 
-    def combine_backward(
-        s: int,
-        e: int,
-        c: int,
-        h: int,
-        tokens_grad: Tensor,
-        expert_tokens: Tensor,
-        logits: Tensor,
-        mask: Tensor,
-        dest_idx: Tensor,
-    ) -> list[Tensor]:
-        """The gradients for ``expert_tokens``, ``(e * c, h)``, and for ``logits``."""
-        import torch
+@torch.no_grad()
+def combine_forward(
+    s: int, e: int, c: int, h: int, expert_tokens: Tensor, logits: Tensor, mask: Tensor, dest_idx: Tensor
+) -> Tensor:
+    """``(s, h)``: the rows at the places of each token, weighted by ``logits`` of ``(s, e)``, added up."""
+    positions = _positions(s, mask, dest_idx)
+    _check_logits(logits, s, e)
+    weights = logits.gather(1, _experts(positions, e, c).clamp(max=e - 1)).float()
+    found: Tensor = kernel("moe_combine_rows")(expert_tokens.reshape(e * c, h), positions, weights, False)
+    return found
 
-        positions = _positions(s, mask, dest_idx)
-        _check_logits(logits, s, e)
-        experts = _experts(positions, e, c)
-        with torch.no_grad():
-            weights = logits.gather(1, experts.clamp(max=e - 1)).float()
-            rows, grad = expert_tokens.reshape(e * c, h), tokens_grad.reshape(s, h)
-            grad_rows, slopes = find("moe_combine_rows_backward")(grad, rows, positions, weights, False)
-            grad_logits = logits.new_zeros(s, e + 1).scatter(1, experts, slopes.to(logits.dtype))[:, :e]
-        return [grad_rows, grad_logits.contiguous()]
 
-    return {"combine_forward": combine_forward, "combine_backward": combine_backward}
+@torch.no_grad()
+def combine_backward(
+    s: int,
+    e: int,
+    c: int,
+    h: int,
+    tokens_grad: Tensor,
+    expert_tokens: Tensor,
+    logits: Tensor,
+    mask: Tensor,
+    dest_idx: Tensor,
+) -> list[Tensor]:
+    """The gradients for ``expert_tokens``, ``(e * c, h)``, and for ``logits``."""
+    positions = _positions(s, mask, dest_idx)
+    _check_logits(logits, s, e)
+    experts = _experts(positions, e, c)
+    weights = logits.gather(1, experts.clamp(max=e - 1)).float()
+    rows, grad = expert_tokens.reshape(e * c, h), tokens_grad.reshape(s, h)
+    grad_rows, slopes = kernel("moe_combine_rows_backward")(grad, rows, positions, weights, False)
+    grad_logits = logits.new_zeros(s, e + 1).scatter(1, experts, slopes.to(logits.dtype))[:, :e]
+    return [grad_rows, grad_logits.contiguous()]
 
 
 def _positions(s: int, mask: Tensor, dest_idx: Tensor) -> Tensor:
     """``(s, k)`` in int32: the places of each token, and -1 where it has none."""
-    import torch
-
     if mask.dim() != 2 or mask.shape != dest_idx.shape or mask.shape[1] != s:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and dest_idx {tuple(dest_idx.shape)}; needed (k, {s}) for both"
@@ -114,6 +99,4 @@ def _check_logits(logits: Tensor, s: int, e: int) -> None:
 
 def _experts(positions: Tensor, e: int, c: int) -> Tensor:
     """The expert of each place; ``e`` where there is none."""
-    import torch
-
     return torch.where((positions < 0) | (positions >= e * c), e, positions // max(c, 1)).long()

@@ -11,41 +11,45 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from precast.compat.modules import Find, Members
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from precast.compat.members import kernel
+
+__all__ = [
+    "backward",
+    "backward_affine",
+    "forward",
+    "forward_affine",
+    "forward_affine_mixed_dtypes",
+    "rms_backward",
+    "rms_backward_affine",
+    "rms_forward",
+    "rms_forward_affine",
+    "rms_forward_affine_mixed_dtypes",
+]
+
 
 Shape: TypeAlias = "Sequence[int]"
 
 _CAST_ONCE = 0  # the ops' casting mode with a single rounding at the end
 
 
-def members(find: Find) -> Members:
-    """The functions, each by its name."""
-    return {**_layer_norm(_LayerNorm(find)), **_rms_norm(_RMSNorm(find))}
-
-
 class _LayerNorm:
     """Layer norm over rows: its ops, and its statistics, a mean and an inverse standard deviation for each row."""
-
-    def __init__(self, find: Find) -> None:
-        self._find = find
 
     def forward(
         self, rows: Tensor, eps: float, gamma: Tensor | None = None, beta: Tensor | None = None
     ) -> list[Tensor]:
-        import torch
-
-        y = self._find("layer_norm")(rows, gamma, beta, eps)
+        y = kernel("layer_norm")(rows, gamma, beta, eps)
         variance, mean = torch.var_mean(rows.float(), -1, correction=0)
         return [y, mean, (variance + eps).rsqrt()]
 
     def backward(self, grad: Tensor, rows: Tensor, eps: float, gamma: Tensor | None = None) -> Sequence[Tensor]:
         affine = gamma is not None
-        grads: Sequence[Tensor] = self._find("layer_norm_backward")(grad, rows, gamma, eps, affine, affine)
+        grads: Sequence[Tensor] = kernel("layer_norm_backward")(grad, rows, gamma, eps, affine, affine)
         return grads
 
 
@@ -55,11 +59,11 @@ class _RMSNorm(_LayerNorm):
     def forward(
         self, rows: Tensor, eps: float, gamma: Tensor | None = None, beta: Tensor | None = None
     ) -> list[Tensor]:
-        y = self._find("rms_norm")(rows, _weight(rows, gamma), eps, _CAST_ONCE)
+        y = kernel("rms_norm")(rows, _weight(rows, gamma), eps, _CAST_ONCE)
         return [y, (rows.float().square().mean(-1) + eps).rsqrt()]
 
     def backward(self, grad: Tensor, rows: Tensor, eps: float, gamma: Tensor | None = None) -> Sequence[Tensor]:
-        grads: Sequence[Tensor] = self._find("rms_norm_backward")(grad, rows, _weight(rows, gamma), eps, _CAST_ONCE)
+        grads: Sequence[Tensor] = kernel("rms_norm_backward")(grad, rows, _weight(rows, gamma), eps, _CAST_ONCE)
         return grads
 
 
@@ -69,8 +73,6 @@ def _weight(rows: Tensor, gamma: Tensor | None) -> Tensor:
 
 def _forward(norm: _LayerNorm, x: Tensor, shape: Shape, eps: float, *parameters: Tensor) -> list[Tensor]:
     """The norm of ``x``, and its statistics."""
-    import torch
-
     rows = _rows(x, shape, *parameters)
     with torch.no_grad():
         y, *statistics = norm.forward(rows, eps, *(one.reshape(-1) for one in parameters))
@@ -95,8 +97,6 @@ def _backward(
     *parameters: Tensor,
 ) -> list[Tensor]:
     """The gradients for ``x`` and for the parameters."""
-    import torch
-
     rows = _rows(x, shape, *parameters)
     with torch.no_grad():
         given = _restored(rows, invvar, eps, *parameters) if memory_efficient else rows
@@ -108,99 +108,101 @@ def _backward(
     return [grad.reshape(one.shape).to(one.dtype) for grad, one in zip(grads[: len(wanted)], wanted, strict=True)]
 
 
-def _layer_norm(norm: _LayerNorm) -> Members:
-    def forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:  # noqa: A002 - a name to keep
-        """The norm without parameters, and for each row the mean and the inverse standard deviation."""
-        return _forward(norm, input, normalized_shape, eps)
-
-    def forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
-        """The norm, and for each row the mean and the inverse standard deviation."""
-        return _forward(norm, input, normalized_shape, eps, gamma, beta)
-
-    def forward_affine_mixed_dtypes(
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Shape,
-        gamma: Tensor,
-        beta: Tensor,
-        eps: float,
-    ) -> list[Tensor]:
-        """The same, with a norm of the dtype of ``gamma``."""
-        return _mixed(norm, input, normalized_shape, eps, gamma, beta)
-
-    def backward(
-        dout: Tensor,
-        mean: Tensor | None,
-        invvar: Tensor,
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """The gradient for ``input`` of a norm without parameters."""
-        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient)[0]
-
-    def backward_affine(
-        dout: Tensor,
-        mean: Tensor | None,
-        invvar: Tensor,
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Shape,
-        gamma: Tensor,
-        beta: Tensor,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> list[Tensor]:
-        """The gradients for ``input``, ``gamma`` and ``beta``."""
-        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient, gamma, beta)
-
-    return {
-        one.__name__: one for one in (forward, forward_affine, forward_affine_mixed_dtypes, backward, backward_affine)
-    }
+_LAYER, _RMS = _LayerNorm(), _RMSNorm()
 
 
-def _rms_norm(norm: _RMSNorm) -> Members:
-    def rms_forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:  # noqa: A002
-        """The RMS norm without a weight, and the inverse root of the mean square of each row."""
-        return _forward(norm, input, normalized_shape, eps)
+def forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:  # noqa: A002 - a name to keep
+    """The norm without parameters, and for each row the mean and the inverse standard deviation."""
+    return _forward(_LAYER, input, normalized_shape, eps)
 
-    def rms_forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
-        """The RMS norm, and the inverse root of the mean square of each row."""
-        return _forward(norm, input, normalized_shape, eps, gamma)
 
-    def rms_forward_affine_mixed_dtypes(
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Shape,
-        gamma: Tensor,
-        eps: float,
-    ) -> list[Tensor]:
-        """The same, with a norm of the dtype of ``gamma``."""
-        return _mixed(norm, input, normalized_shape, eps, gamma)
+def forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
+    """The norm, and for each row the mean and the inverse standard deviation."""
+    return _forward(_LAYER, input, normalized_shape, eps, gamma, beta)
 
-    def rms_backward(
-        dout: Tensor,
-        invvar: Tensor,
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """The gradient for ``input`` of a norm without a weight."""
-        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient)[0]
 
-    def rms_backward_affine(
-        dout: Tensor,
-        invvar: Tensor,
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Shape,
-        gamma: Tensor,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> list[Tensor]:
-        """The gradients for ``input`` and ``gamma``."""
-        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient, gamma)
+def forward_affine_mixed_dtypes(
+    input: Tensor,  # noqa: A002 - a name to keep
+    normalized_shape: Shape,
+    gamma: Tensor,
+    beta: Tensor,
+    eps: float,
+) -> list[Tensor]:
+    """The same, with a norm of the dtype of ``gamma``."""
+    return _mixed(_LAYER, input, normalized_shape, eps, gamma, beta)
 
-    named = (rms_forward, rms_forward_affine, rms_forward_affine_mixed_dtypes, rms_backward, rms_backward_affine)
-    return {one.__name__: one for one in named}
+
+def backward(
+    dout: Tensor,
+    mean: Tensor | None,
+    invvar: Tensor,
+    input: Tensor,  # noqa: A002 - a name to keep
+    normalized_shape: Shape,
+    eps: float,
+    memory_efficient: bool = False,
+) -> Tensor:
+    """The gradient for ``input`` of a norm without parameters."""
+    return _backward(_LAYER, dout, invvar, input, normalized_shape, eps, memory_efficient)[0]
+
+
+def backward_affine(
+    dout: Tensor,
+    mean: Tensor | None,
+    invvar: Tensor,
+    input: Tensor,  # noqa: A002 - a name to keep
+    normalized_shape: Shape,
+    gamma: Tensor,
+    beta: Tensor,
+    eps: float,
+    memory_efficient: bool = False,
+) -> list[Tensor]:
+    """The gradients for ``input``, ``gamma`` and ``beta``."""
+    return _backward(_LAYER, dout, invvar, input, normalized_shape, eps, memory_efficient, gamma, beta)
+
+
+def rms_forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:  # noqa: A002
+    """The RMS norm without a weight, and the inverse root of the mean square of each row."""
+    return _forward(_RMS, input, normalized_shape, eps)
+
+
+def rms_forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
+    """The RMS norm, and the inverse root of the mean square of each row."""
+    return _forward(_RMS, input, normalized_shape, eps, gamma)
+
+
+def rms_forward_affine_mixed_dtypes(
+    input: Tensor,  # noqa: A002 - a name to keep
+    normalized_shape: Shape,
+    gamma: Tensor,
+    eps: float,
+) -> list[Tensor]:
+    """The same, with a norm of the dtype of ``gamma``."""
+    return _mixed(_RMS, input, normalized_shape, eps, gamma)
+
+
+def rms_backward(
+    dout: Tensor,
+    invvar: Tensor,
+    input: Tensor,  # noqa: A002 - a name to keep
+    normalized_shape: Shape,
+    eps: float,
+    memory_efficient: bool = False,
+) -> Tensor:
+    """The gradient for ``input`` of a norm without a weight."""
+    return _backward(_RMS, dout, invvar, input, normalized_shape, eps, memory_efficient)[0]
+
+
+def rms_backward_affine(
+    dout: Tensor,
+    invvar: Tensor,
+    input: Tensor,  # noqa: A002 - a name to keep
+    normalized_shape: Shape,
+    gamma: Tensor,
+    eps: float,
+    memory_efficient: bool = False,
+) -> list[Tensor]:
+    """The gradients for ``input`` and ``gamma``."""
+    return _backward(_RMS, dout, invvar, input, normalized_shape, eps, memory_efficient, gamma)
 
 
 def _rows(x: Tensor, shape: Shape, gamma: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
@@ -217,24 +219,18 @@ def _rows(x: Tensor, shape: Shape, gamma: Tensor | None = None, beta: Tensor | N
 
 def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in one dtype that holds the values of all."""
-    import torch
-
     dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
 def _for_backward(grad: Tensor, x: Tensor, *weight: Tensor) -> tuple[Tensor, ...]:
     """The same, except for a float32 weight of narrower rows: the kernels take it as it is."""
-    import torch
-
     fits = grad.dtype == x.dtype and all(one.dtype in (x.dtype, torch.float32) for one in weight)
     return (grad, x, *weight) if fits else _alike(grad, x, *weight)
 
 
 def _restored(y: Tensor, invvar: Tensor, eps: float, gamma: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
     """The rows, less their mean, that have the norm ``y``; float32."""
-    import torch
-
     x = y.float()
     if beta is not None:
         x = x - beta.reshape(-1).float()

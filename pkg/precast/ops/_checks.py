@@ -23,6 +23,11 @@ def in_one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
+def like(x: Tensor) -> Tensor:
+    """An uninitialised result like ``x``, contiguous."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def rows(op: str, x: Tensor) -> None:
     require(
         x.dtype in FLOAT_TYPES,

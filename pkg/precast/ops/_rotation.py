@@ -16,8 +16,6 @@ def inputs(
     sin: Tensor,
     positions: Tensor | None,
     interleaved: bool,
-    inverse: bool,
-    *,
     whole: bool = False,
 ) -> None:
     """Raise unless ``query``, ``key``, the tables and the positions are for the same tokens; tables may be whole."""
@@ -69,16 +67,21 @@ def _key(op: str, key: Tensor, query: Tensor) -> None:
     )
 
 
-def norms(
+def normed_inputs(
     op: str,
     query: Tensor,
     key: Tensor | None,
     query_weight: Tensor | None,
     key_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
     eps: float,
     casting: int,
+    interleaved: bool,
 ) -> None:
-    """Raise unless there are weights for all heads or for none."""
+    """:func:`inputs`, and raise unless there are weights for all heads or for none."""
+    inputs(op, query, key, cos, sin, positions, interleaved, whole=True)
     require(casting in (0, 1, 2), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
     require(eps >= 0, lambda: f"{op}: eps is {eps:g}; needed a number that is not negative")
     require(

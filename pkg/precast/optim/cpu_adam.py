@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from precast.compat.modules import CPUAdamOptimizer
+from precast.compat.adam import CPUAdamOptimizer
 from precast.optim import _rules
 from precast.optim.cpu_base import CPUOptimizer
 

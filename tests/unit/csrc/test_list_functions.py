@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 
 @pytest.fixture
-def module(list_gpu: Any) -> Any:
-    return SimpleNamespace(**lists.members(lambda name: getattr(list_gpu.ops, name)))
+def module(list_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(lists, "kernel", lambda name: getattr(list_gpu.ops, name))
+    return lists
 
 
 @pytest.mark.parametrize("dtypes", must.LOW)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precast._load.source import Source
-from precast.compat.modules import CPUAdamOptimizer
+from precast.compat.adam import CPUAdamOptimizer
 from precast.extension.module import KernelModule
 
 SOURCE = Source("prebuilt", Path("/site/precast/_C/host/x.so"), "torch-table-1")

@@ -340,19 +340,17 @@ def _check_halves(op: str, x: Tensor, kind: int, limit: float, grad: Tensor | No
     )
 
 
-def _check_pair(op: str, x: Tensor, up: Tensor | None, kind: int, limit: float, **others: Tensor) -> None:
+def _check_pair(op: str, x: Tensor, up: Tensor | None, kind: int, limit: float, grad: Tensor | None = None) -> None:
     _check(op, x, kind, limit, GatedKind.GELU_NEW)
     _checks.require(
         (up is None) == (kind > _LAST_GATED),
         lambda: f"{op}: kind is {kind} and up is {'None' if up is None else 'a tensor'}; needed up for kinds 0 to 5",
     )
-    for name, other in {**({} if up is None else {"up": up}), **others}.items():
+    for name, other in (("up", up), ("grad", grad)):
+        if other is None:
+            continue
         _checks.same_kind(op, name, other, x)
         _checks.same_shape(op, name, other, "x", x)
-
-
-def _like(t: Tensor) -> Tensor:
-    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 def _backward_rule(grad: Any, x: Any, up: Any, *rest: Any) -> Any:
@@ -364,33 +362,29 @@ with namespace.family("activations", __package__), namespace.family("activations
     # The backward has no gradient formula: the reference computes the gradient of a gradient.
     GATED_ACTIVATION = register(
         "gated_activation",
-        check=lambda x, kind, alpha=0.0, limit=0.0: _check_halves("gated_activation", x, kind, limit),
-        result=lambda x, *_: _half(x),
+        check=_check_halves,
+        result=_half,
         gradient=_GatedActivation.apply,
         sharding=on_rows(1),
     )
     GATED_ACTIVATION_BACKWARD = register(
         "gated_activation_backward",
-        check=lambda grad, x, kind, alpha=0.0, limit=0.0: _check_halves(
-            "gated_activation_backward", x, kind, limit, grad
-        ),
-        result=lambda grad, x, *_: _like(x),
+        check=_check_halves,
+        result="x",
         sharding=on_rows(1),
     )
     # One element after the other, so any dimension may be sharded.
     ACTIVATION = register(
         "activation",
-        check=lambda x, up, kind, alpha=0.0, limit=0.0: _check_pair("activation", x, up, kind, limit),
-        result=lambda x, *_: _like(x),
+        check=_check_pair,
+        result="x",
         gradient=_Activation.apply,
         sharding=on_rows(1, kept=0),
     )
     ACTIVATION_BACKWARD = register(
         "activation_backward",
-        check=lambda grad, x, up, kind, alpha=0.0, limit=0.0: _check_pair(
-            "activation_backward", x, up, kind, limit, grad=grad
-        ),
-        result=lambda grad, x, up, *_: (_like(x), x.new_empty(0) if up is None else _like(up)),
+        check=_check_pair,
+        result=lambda x, up: (_checks.like(x), x.new_empty(0) if up is None else _checks.like(up)),
         sharding=_backward_rule,
     )
 

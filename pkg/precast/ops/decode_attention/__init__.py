@@ -291,7 +291,7 @@ def _check_numbers(name: str, numbers: Tensor | None, count: int, or_one: bool, 
     )
 
 
-def _result(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _result(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
     result = query.new_empty((*query.shape[:3], value_cache.shape[value_dims(key_cache, value_cache)[2]]))
     return result, query.new_empty(query.shape[:3], dtype=torch.float32)
 

@@ -225,7 +225,7 @@ def _backward_gradient(compute: Callable[..., Any], *args: Any) -> Any:
     """The recorded gradients; those of curved activations are recorded by the reference."""
     if args[4] <= _common.LEAKY:
         return _recorded_backward(compute, *args)
-    _check_backward(*args)
+    namespace.CHECKS["bias_act_backward"](*args)
     return namespace.reference("bias_act_backward")(*args)
 
 
@@ -254,6 +254,7 @@ def _check(op: str, x: Tensor, bias: Tensor | None, dim: int, act: int) -> None:
 
 
 def _check_backward(
+    op: str,
     grad: Tensor,
     saved: Tensor | None,
     bias: Tensor | None,
@@ -265,7 +266,6 @@ def _check_backward(
     of_output: bool,
     bias_grad: bool,
 ) -> None:
-    op = "bias_act_backward"
     like = grad if saved is None else saved
     _check(op, like, bias, dim, act)
     _checks.same_kind(op, "grad", grad, like, "saved")
@@ -289,18 +289,18 @@ def _like(x: Tensor, bias: Tensor | None, dim: int) -> Tensor:
 
 
 def _backward_result(
-    grad: Tensor, saved: Tensor | None, bias: Tensor | None, dim: int, *options: Any
+    grad: Tensor, saved: Tensor | None, bias: Tensor | None, dim: int, bias_grad: bool
 ) -> tuple[Tensor, Tensor]:
     like = grad if saved is None else saved
-    length = like.shape[dim] if options[-1] else 0
+    length = like.shape[dim] if bias_grad else 0
     return _like(like, bias, dim), (like if bias is None else bias).new_empty(length)
 
 
 with namespace.family("bias_act", __package__):
     BIAS_ACT = register(
         "bias_act",
-        check=lambda x, bias, dim, act, *_: _check("bias_act", x, bias, dim, act),
-        result=lambda x, bias, dim, *_: _like(x, bias, dim),
+        check=_check,
+        result=_like,
         gradient=_BiasAct.apply,
     )
     BIAS_ACT_BACKWARD = register(

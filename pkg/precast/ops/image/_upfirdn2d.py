@@ -398,8 +398,7 @@ class _UpFirDn2d(torch.autograd.Function):
         return (None, _call(_upfirdn2d, grad, f, horizontal, vertical, not flip, gain), *(None for _ in range(11)))
 
 
-def _check(x: Tensor, f: Tensor, *args: Any) -> None:
-    op = "upfirdn2d"
+def _check(op: str, x: Tensor, f: Tensor, *args: Any) -> None:
     _common.check_dtype(op, x)
     _checks.require(
         x.dim() == 4 and x.shape[2] > 0 and x.shape[3] > 0,
@@ -449,8 +448,8 @@ def _result(x: Tensor, f: Tensor, *args: Any) -> Tensor:
 with namespace.family("upfirdn2d", __package__):
     UPFIRDN2D = register(
         "upfirdn2d",
-        check=_check,
-        result=_result,
+        check=lambda op, x, filter, **steps: _check(op, x, filter, *steps.values()),  # noqa: A006 - of the schema
+        result=lambda op, x, filter, **steps: _result(x, filter, *steps.values()),  # noqa: A006
         gradient=_UpFirDn2d.apply,
     )
 

@@ -241,63 +241,23 @@ def _fits(key: Tensor, value: Tensor | None, key_cache: Tensor, value_cache: Ten
     return value_cache is None or value_cache.shape in sizes
 
 
-def _check_rotary(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    positions: Tensor | None,
-    interleaved: bool,
-) -> None:
-    op = "rotary_embedding_and_cache"
-    _check(op, key, value, key_cache, value_cache, slot_mapping)
-    _rotation.inputs(op, query, key, cos, sin, positions, interleaved, False)
-
-
-def _check_normed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    positions: Tensor | None,
-    eps: float,
-    casting: int,
-    interleaved: bool,
-    _: bool,
-) -> None:
-    op = "rms_norm_rotary_embedding_and_cache"
-    _check(op, key, value, key_cache, value_cache, slot_mapping)
-    _rotation.inputs(op, query, key, cos, sin, positions, interleaved, False, whole=True)
-    _rotation.norms(op, query, key, query_weight, key_weight, eps, casting)
-
-
 with namespace.family("kv_cache", __package__):
     RESHAPE_AND_CACHE = register(
         "reshape_and_cache",
-        check=lambda *args: _check("reshape_and_cache", *args),
-        result=lambda *_: None,
+        check=_check,
+        result=None,
         gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
     )
     ROTARY_EMBEDDING_AND_CACHE = register(
         "rotary_embedding_and_cache",
-        check=_check_rotary,
-        result=lambda *_: None,
+        check=(_check, _rotation.inputs),
+        result=None,
         gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
     )
     RMS_NORM_ROTARY_EMBEDDING_AND_CACHE = register(
         "rms_norm_rotary_embedding_and_cache",
-        check=_check_normed,
-        result=lambda *_: None,
+        check=(_check, _rotation.normed_inputs),
+        result=None,
         gradient=lambda *_: _refuse_gradient("rms_norm_rotary_embedding_and_cache"),
     )
 

@@ -126,15 +126,15 @@ def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
 with namespace.family("layer_norm", __package__), namespace.family("layer_norm_backward", __package__):
     LAYER_NORM = register(
         "layer_norm",
-        check=lambda x, weight, bias, eps: _check("layer_norm", x, weight, bias, eps),
-        result=lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+        check=_check,
+        result="x",
         gradient=_LayerNorm.apply,
         sharding=on_rows(1),
     )
     # No gradient formula: the reference computes the gradient of a gradient (create_graph=True).
     LAYER_NORM_BACKWARD = register(
         "layer_norm_backward",
-        check=lambda grad, x, weight, eps, *_: _check("layer_norm_backward", x, weight, None, eps, grad=grad),
+        check=lambda op, grad, x, weight, eps: _check(op, x, weight, None, eps, grad=grad),
         result=_backward_result,
         sharding=on_rows(1, sums=2),
     )

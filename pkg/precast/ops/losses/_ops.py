@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +12,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import means_its_memory, register
 from precast._dispatch.in_place import mark_written
 from precast._dispatch.routes import Route
-from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+from precast.ops._checks import FLOAT_TYPES, dtype_name, like, require, same_device
 from precast.ops._written import check_readable
 
 
@@ -273,14 +272,7 @@ def _check_target(op: str, logits: Tensor, target: Tensor, weight: Tensor | None
 
 
 def _check(
-    op: str,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    factors: Tensor | None,
-    _: int,
-    label_smoothing: float,
-    __: float,
+    op: str, logits: Tensor, target: Tensor, weight: Tensor | None, factors: Tensor | None, label_smoothing: float
 ) -> None:
     _check_target(op, logits, target, weight)
     if factors is not None:
@@ -289,8 +281,7 @@ def _check(
     check_smoothing(op, label_smoothing)
 
 
-def _check_backward(logits: Tensor, target: Tensor, given: Tensor, weight: Tensor | None) -> None:
-    op = "cross_entropy_backward"
+def _check_backward(op: str, logits: Tensor, target: Tensor, given: Tensor, weight: Tensor | None) -> None:
     _check_target(op, logits, target, weight)
     require(given.dtype == torch.float32, lambda: f"{op}: given is {dtype_name(given)}; needed float32")
     same_device(op, "given", given, logits, "logits")
@@ -300,8 +291,7 @@ def _check_backward(logits: Tensor, target: Tensor, given: Tensor, weight: Tenso
     )
 
 
-def _check_scale(grad: Tensor, factor: Tensor) -> None:
-    op = "cross_entropy_scale_"
+def _check_scale(op: str, grad: Tensor, factor: Tensor) -> None:
     _check_logits(op, grad, "grad")
     require(factor.dtype == torch.float32, lambda: f"{op}: factor is {dtype_name(factor)}; needed float32")
     same_device(op, "factor", factor, grad, "grad")
@@ -316,32 +306,26 @@ def _numbers_like(target: Tensor) -> Tensor:
     return torch.empty(target.shape, dtype=torch.float32, device=target.device)
 
 
-def _like(logits: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _two(logits: Tensor, target: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _two(target: Tensor) -> tuple[Tensor, Tensor]:
     return _numbers_like(target), _numbers_like(target)
 
 
 with namespace.family("cross_entropy", __package__):
-    CROSS_ENTROPY = register("cross_entropy", check=partial(_check, "cross_entropy"), result=_two, gradient=_Loss.apply)
+    CROSS_ENTROPY = register("cross_entropy", check=_check, result=_two, gradient=_Loss.apply)
     CROSS_ENTROPY_WITH_GRAD = register(
         "cross_entropy_with_grad",
-        check=partial(_check, "cross_entropy_with_grad"),
-        result=lambda logits, target, *_: (*_two(logits, target), _like(logits)),
+        check=_check,
+        result=lambda logits, target: (*_two(target), like(logits)),
         gradient=_refuse_gradient,
     )
     CROSS_ENTROPY_WITH_GRAD_ = register(
         "cross_entropy_with_grad_",
-        check=partial(_check, "cross_entropy_with_grad_"),
+        check=_check,
         result=_two,
         gradient=_InPlace.apply,
     )
-    CROSS_ENTROPY_BACKWARD = register("cross_entropy_backward", check=_check_backward, result=_like)
-    CROSS_ENTROPY_SCALE_ = register(
-        "cross_entropy_scale_", check=_check_scale, result=lambda *_: None, gradient=_refuse_gradient
-    )
+    CROSS_ENTROPY_BACKWARD = register("cross_entropy_backward", check=_check_backward, result="logits")
+    CROSS_ENTROPY_SCALE_ = register("cross_entropy_scale_", check=_check_scale, result=None, gradient=_refuse_gradient)
 
 LOSS = Route(CROSS_ENTROPY, _Loss)
 _WITH_GRAD = Route(CROSS_ENTROPY_WITH_GRAD, _refuse_gradient)

@@ -379,7 +379,7 @@ with namespace.family("moe_routing", __package__):
     TOPK_GATING = register(
         "topk_gating",
         check=checks.gating,
-        result=lambda logits, _, k, *rest: (
+        result=lambda logits, k: (
             logits.new_empty((*logits.shape[:-1], k), dtype=torch.float32),
             logits.new_empty((*logits.shape[:-1], k), dtype=torch.int32),
         ),
@@ -388,7 +388,7 @@ with namespace.family("moe_routing", __package__):
     TOPK_GATING_BACKWARD = register(
         "topk_gating_backward",
         check=checks.gating_backward,
-        result=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+        result="logits",
     )
     MOE_ALIGN_BLOCK_SIZE = register(
         "moe_align_block_size",
@@ -397,7 +397,7 @@ with namespace.family("moe_routing", __package__):
     )
     MOE_POSITIONS = register(
         "moe_positions",
-        check=checks.positions,
+        check=checks.ids,
         result=lambda topk_ids, experts: (
             topk_ids.new_empty(topk_ids.shape, dtype=torch.int32),
             topk_ids.new_empty((experts,), dtype=torch.int32),
@@ -418,22 +418,19 @@ with namespace.family("moe", __package__):
     PERMUTE_ROWS = register(
         "moe_permute_rows",
         check=checks.permute_rows,
-        result=lambda rows, positions, slots, whole: rows.new_empty((slots, rows.shape[1])),
+        result=lambda rows, slots: rows.new_empty((slots, rows.shape[1])),
         gradient=_Permute.apply,
     )
     COMBINE_ROWS = register(
         "moe_combine_rows",
         check=checks.combine_rows,
-        result=lambda rows, positions, weights, whole: rows.new_empty((positions.shape[0], rows.shape[1])),
+        result=lambda rows, positions: rows.new_empty((positions.shape[0], rows.shape[1])),
         gradient=_Combine.apply,
     )
     COMBINE_ROWS_BACKWARD = register(
         "moe_combine_rows_backward",
         check=checks.combine_rows_backward,
-        result=lambda grad, rows, positions, weights, whole: (
-            rows.new_empty(rows.shape),
-            weights.new_empty(weights.shape),
-        ),
+        result=lambda rows, weights: (rows.new_empty(rows.shape), weights.new_empty(weights.shape)),
     )
 
 

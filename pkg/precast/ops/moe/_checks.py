@@ -12,19 +12,8 @@ FEW_PAIRS = 1024  # kFewPairs of csrc/moe/args.h
 _MOST_PAIRS = 2**31
 
 
-def gating(
-    logits: Tensor,
-    bias: Tensor | None,
-    k: int,
-    groups: int,
-    kept_groups: int,
-    top_two: bool,
-    sigmoid: bool,
-    renormalize: bool,
-    scale: float,
-) -> None:
+def gating(op: str, logits: Tensor, bias: Tensor | None, k: int, groups: int, kept_groups: int) -> None:
     """Checks of ``topk_gating``."""
-    op = "topk_gating"
     _logits(op, logits)
     experts = logits.shape[-1]
     require(
@@ -46,11 +35,8 @@ def gating(
         )
 
 
-def gating_backward(
-    grad: Tensor, logits: Tensor, topk_ids: Tensor, sigmoid: bool, renormalize: bool, scale: float
-) -> None:
+def gating_backward(op: str, grad: Tensor, logits: Tensor, topk_ids: Tensor) -> None:
     """Checks of ``topk_gating_backward``."""
-    op = "topk_gating_backward"
     _logits(op, logits)
     require(topk_ids.dtype == torch.int32, lambda: f"{op}: topk_ids is {dtype_name(topk_ids)}; needed int32")
     same_device(op, "topk_ids", topk_ids, logits, "logits")
@@ -67,15 +53,9 @@ def gating_backward(
     _weights(op, "grad", grad, "topk_ids", topk_ids)
 
 
-def positions(topk_ids: Tensor, experts: int) -> None:
-    """Checks of ``moe_positions``."""
-    _ids("moe_positions", topk_ids, experts)
-
-
-def align(topk_ids: Tensor, experts: int, block_size: int) -> None:
+def align(op: str, topk_ids: Tensor, experts: int, block_size: int) -> None:
     """Checks of ``moe_align_block_size``."""
-    op = "moe_align_block_size"
-    _ids(op, topk_ids, experts)
+    ids(op, topk_ids, experts)
     require(1 <= block_size < _MOST_PAIRS, lambda: f"{op}: block_size is {block_size}; needed 1 or more")
     slots = slots_of(topk_ids, experts, block_size)
     require(
@@ -110,11 +90,10 @@ def align_result(topk_ids: Tensor, experts: int, block_size: int) -> tuple[Tenso
     return first, second, third
 
 
-def permute_few(rows: Tensor, topk_ids: Tensor, experts: int) -> None:
+def permute_few(op: str, rows: Tensor, topk_ids: Tensor, experts: int) -> None:
     """Checks of ``moe_permute_few``."""
-    op = "moe_permute_few"
     _rows(op, rows)
-    _ids(op, topk_ids, experts)
+    ids(op, topk_ids, experts)
     same_device(op, "topk_ids", topk_ids, rows, "rows")
     require(
         topk_ids.numel() <= FEW_PAIRS and topk_ids.shape[1] >= 1,
@@ -126,9 +105,8 @@ def permute_few(rows: Tensor, topk_ids: Tensor, experts: int) -> None:
     )
 
 
-def permute_rows(rows: Tensor, positions: Tensor, slots: int, whole: bool) -> None:
+def permute_rows(op: str, rows: Tensor, positions: Tensor, slots: int, whole: bool) -> None:
     """Checks of ``moe_permute_rows``."""
-    op = "moe_permute_rows"
     _rows(op, rows)
     _places(op, positions, rows, slots, whole)
     require(
@@ -137,18 +115,16 @@ def permute_rows(rows: Tensor, positions: Tensor, slots: int, whole: bool) -> No
     )
 
 
-def combine_rows(rows: Tensor, positions: Tensor, weights: Tensor | None, whole: bool) -> None:
+def combine_rows(op: str, rows: Tensor, positions: Tensor, weights: Tensor | None, whole: bool) -> None:
     """Checks of ``moe_combine_rows``."""
-    op = "moe_combine_rows"
     _rows(op, rows)
     _places(op, positions, rows, rows.shape[0], whole)
     if weights is not None:
         _weights(op, "weights", weights, "positions", positions)
 
 
-def combine_rows_backward(grad: Tensor, rows: Tensor, positions: Tensor, weights: Tensor, whole: bool) -> None:
+def combine_rows_backward(op: str, grad: Tensor, rows: Tensor, positions: Tensor, weights: Tensor, whole: bool) -> None:
     """Checks of ``moe_combine_rows_backward``."""
-    op = "moe_combine_rows_backward"
     _rows(op, rows)
     _places(op, positions, rows, rows.shape[0], whole)
     _weights(op, "weights", weights, "positions", positions)
@@ -172,7 +148,8 @@ def _logits(op: str, logits: Tensor) -> None:
     )
 
 
-def _ids(op: str, topk_ids: Tensor, experts: int) -> None:
+def ids(op: str, topk_ids: Tensor, experts: int) -> None:
+    """Checks of ``moe_positions``, and of every op that takes the choice of experts."""
     require(
         topk_ids.dtype in (torch.int32, torch.int64),
         lambda: f"{op}: topk_ids is {dtype_name(topk_ids)}; needed int32 or int64",

@@ -321,40 +321,34 @@ with namespace.family("rms_norm", __package__), namespace.family("rms_norm_backw
     # The backward ops have no gradient formula: the reference computes gradients of gradients (create_graph=True).
     RMS_NORM = register(
         "rms_norm",
-        check=lambda x, weight, eps, casting: _check("rms_norm", x, weight, eps, casting),
-        result=lambda x, *_: _like(x),
+        check=_check,
+        result="x",
         gradient=_RmsNorm.apply,
         sharding=on_rows(1),
     )
     RMS_NORM_BACKWARD = register(
         "rms_norm_backward",
-        check=lambda grad, x, weight, eps, casting: _check("rms_norm_backward", x, weight, eps, casting, grad=grad),
-        result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
+        check=_check,
+        result=lambda x, weight: (_like(x), _like(weight)),
         sharding=on_rows(1, sums=1),
     )
     FUSED_ADD_RMS_NORM = register(
         "fused_add_rms_norm",
-        check=lambda x, residual, weight, eps, casting: _check(
-            "fused_add_rms_norm", x, weight, eps, casting, residual=residual
-        ),
-        result=lambda x, *_: (_like(x), _like(x)),
+        check=_check,
+        result=lambda x: (_like(x), _like(x)),
         gradient=_FusedAddRmsNorm.apply,
         sharding=on_rows(2),
     )
     FUSED_ADD_RMS_NORM_BACKWARD = register(
         "fused_add_rms_norm_backward",
-        check=lambda grad_y, grad_sum, total, weight, eps, casting: _check(
-            "fused_add_rms_norm_backward", total, weight, eps, casting, grad_y=grad_y, grad_sum=grad_sum
-        ),
-        result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
+        check=lambda sum, **given: _check(x=sum, **given),  # noqa: A006 - of the schema
+        result=lambda sum, weight: (_like(sum), _like(weight)),  # noqa: A006
         sharding=on_rows(1, sums=1),
     )
     FUSED_ADD_RMS_NORM_ = register(
         "fused_add_rms_norm_",
-        check=lambda x, residual, weight, eps, casting: _check(
-            "fused_add_rms_norm_", x, weight, eps, casting, residual=residual
-        ),
-        result=lambda *_: None,
+        check=_check,
+        result=None,
         gradient=_refuse_gradient,
     )
 

@@ -330,11 +330,8 @@ def _refuse_gradient(*_: Any) -> NoReturn:
     )
 
 
-def _like(query: Tensor, key: Tensor | None, *_: Any) -> Both:
-    made = torch.empty_like(query, memory_format=torch.contiguous_format)
-    if key is None:
-        return made, query.new_empty(0)
-    return made, torch.empty_like(key, memory_format=torch.contiguous_format)
+def _both_like(query: Tensor, key: Tensor | None) -> Both:
+    return _checks.like(query), query.new_empty(0) if key is None else _checks.like(key)
 
 
 def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: Any) -> Any:
@@ -368,44 +365,25 @@ def _over_normed_heads(
     ]
 
 
-def _check_normed(
-    query: Tensor,
-    key: Tensor | None,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor | None,
-    eps: float,
-    casting: int,
-    interleaved: bool,
-    _: bool,
-    inverse: bool,
-) -> None:
-    op = "rms_norm_rotary_embedding"
-    _rotation.inputs(op, query, key, cos, sin, positions, interleaved, inverse, whole=True)
-    _rotation.norms(op, query, key, query_weight, key_weight, eps, casting)
-
-
 with namespace.family("rotary", __package__):
     RMS_NORM_ROTARY_EMBEDDING = register(
         "rms_norm_rotary_embedding",
-        check=_check_normed,
-        result=_like,
+        check=_rotation.normed_inputs,
+        result=_both_like,
         gradient=_NormRotary.apply,
         sharding=_over_normed_heads,
     )
     ROTARY_EMBEDDING = register(
         "rotary_embedding",
-        check=lambda *args: _rotation.inputs("rotary_embedding", *args),
-        result=_like,
+        check=_rotation.inputs,
+        result=_both_like,
         gradient=_Rotary.apply,
         sharding=_over_heads,
     )
     ROTARY_EMBEDDING_ = register(
         "rotary_embedding_",
-        check=lambda *args: _rotation.inputs("rotary_embedding_", *args),
-        result=lambda *_: None,
+        check=_rotation.inputs,
+        result=None,
         gradient=_refuse_gradient,
     )
 

@@ -233,8 +233,7 @@ def _check_square(op: str, x: Tensor) -> None:
     )
 
 
-def _check_masked(x: Tensor, mask: Tensor, masked_value: float) -> None:
-    op = "scaled_masked_softmax"
+def _check_masked(op: str, x: Tensor, mask: Tensor, masked_value: float) -> None:
     _check_x(op, x)
     require(mask.dtype in (torch.bool, torch.uint8), lambda: f"{op}: mask is {dtype_name(mask)}; needed bool or uint8")
     require(mask.device == x.device, lambda: f"{op}: mask is on {mask.device} and x on {x.device}; needed one device")
@@ -253,8 +252,7 @@ def _check_masked(x: Tensor, mask: Tensor, masked_value: float) -> None:
     require(masked_value <= largest, lambda: f"{op}: masked_value is {masked_value:g}; needed a finite number or -inf")
 
 
-def _check_backward(grad: Tensor, y: Tensor, causal: bool) -> None:
-    op = "scaled_softmax_backward"
+def _check_backward(op: str, grad: Tensor, y: Tensor, causal: bool) -> None:
     _check_x(op, y, "y", dimensions=2 if causal else 1)
     require(
         grad.dtype == y.dtype, lambda: f"{op}: grad is {dtype_name(grad)} and y is {dtype_name(y)}; needed one dtype"
@@ -263,45 +261,41 @@ def _check_backward(grad: Tensor, y: Tensor, causal: bool) -> None:
     require(grad.shape == y.shape, lambda: f"{op}: grad has shape {tuple(grad.shape)}; needed {tuple(y.shape)}, as y")
 
 
-def _like(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 # A causal row must know its index, so sharding keeps queries together. torch's cache of placements does not distinguish
 # the values of `causal` (only integers and tensors), so the gradient has one rule.
 with namespace.family("softmax", __package__), namespace.family("softmax_backward", __package__):
     SCALED_SOFTMAX = register(
         "scaled_softmax",
-        check=lambda x, scale: _check_x("scaled_softmax", x),
-        result=_like,
+        check=_check_x,
+        result="x",
         gradient=_Scaled.apply,
         sharding=on_rows(1),
     )
     SCALED_MASKED_SOFTMAX = register(
         "scaled_masked_softmax",
-        check=lambda x, mask, scale, masked_value, uniform: _check_masked(x, mask, masked_value),
-        result=_like,
+        check=_check_masked,
+        result="x",
         gradient=_Masked.apply,
         sharding=on_rows(1),
     )
     SCALED_UPPER_TRIANG_MASKED_SOFTMAX = register(
         "scaled_upper_triang_masked_softmax",
-        check=lambda x, scale: _check_square("scaled_upper_triang_masked_softmax", x),
-        result=_like,
+        check=_check_square,
+        result="x",
         gradient=_Causal.apply,
         sharding=on_rows(1, kept=2),
     )
     SCALED_ALIGNED_CAUSAL_SOFTMAX = register(
         "scaled_aligned_causal_softmax",
-        check=lambda x, scale: _check_x("scaled_aligned_causal_softmax", x, dimensions=2),
-        result=_like,
+        check=lambda op, x: _check_x(op, x, dimensions=2),
+        result="x",
         gradient=_Causal.apply,
         sharding=on_rows(1, kept=2),
     )
     SOFTMAX_BACKWARD = register(
         "scaled_softmax_backward",
-        check=lambda grad, y, scale, causal: _check_backward(grad, y, causal),
-        result=_like,
+        check=_check_backward,
+        result="grad",
         sharding=on_rows(1, kept=2),
     )
 
