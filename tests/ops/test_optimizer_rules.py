@@ -91,11 +91,12 @@ COL = State("col_var", shape=lambda p: (*p.shape[:-2], 1, p.shape[-1]) if p.dim(
 WHOLE = State("variance", shape=lambda p: p.shape if p.dim() < 2 else None)
 STATES = (ROW, COL, WHOLE)
 NUMBERS = (option("beta2_decay"), lambda group: group["eps"][1], option("d"), option("weight_decay"))
+MAXIMIZE = ((option("maximize"), 1),)
 FACTORED = Rule(
     TORCHS,
     {
-        "cpu": Kernel(7, STATES, (*NUMBERS, option("maximize")), ops=SimpleNamespace(optimize=optimize)),
-        "gpu": Kernel(8, STATES, NUMBERS, flags=((option("maximize"), 1),), ops=OnGpu()),
+        "cpu": Kernel(7, STATES, NUMBERS, flags=MAXIMIZE, ops=SimpleNamespace(optimize=optimize)),
+        "gpu": Kernel(8, STATES, NUMBERS, flags=MAXIMIZE, ops=OnGpu()),
     },
     not_negative=("lr", "weight_decay", "d"),
 )

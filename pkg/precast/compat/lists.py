@@ -51,7 +51,7 @@ def _updates(find: Find) -> Members:
         """
         import torch
 
-        from precast.ops.multi_tensor import ADAM, DECOUPLED, UNCORRECTED
+        from precast.ops._updates import ADAM, DECOUPLED, UNCORRECTED
 
         grads, params, firsts, seconds = (list(tensors) for tensors in _counted(tensor_lists, 4))
         factor = 1.0 / div_scale if div_scale > 0 else 1.0
@@ -82,7 +82,7 @@ def _updates(find: Find) -> Members:
         """
         import torch
 
-        from precast.ops.multi_tensor import DECOUPLED, NESTEROV, SGD
+        from precast.ops._updates import DECOUPLED, NESTEROV, SGD
 
         grads, params, firsts, copies = (
             list(tensors) for tensors in (*_counted(tensor_lists, 3, 4), *([[]] * (4 - len(tensor_lists))))
@@ -115,7 +115,7 @@ def _adagrad(find: Find) -> Members:
         """
         import torch
 
-        from precast.ops.multi_tensor import ADAGRAD, DECOUPLED
+        from precast.ops._updates import ADAGRAD, DECOUPLED
 
         grads, params, sums = (list(tensors) for tensors in _counted(tensor_lists, 3))
         with torch.no_grad():
@@ -155,7 +155,7 @@ def _lamb(find: Find) -> Members:
         """
         import torch
 
-        from precast.ops.multi_tensor import ALWAYS_ADAPT, DECOUPLED, LAMB, SUMMED, UNCORRECTED
+        from precast.ops._updates import ALWAYS_ADAPT, DECOUPLED, LAMB, SUMMED, UNCORRECTED
 
         grads, params, firsts, seconds = (list(tensors) for tensors in _counted(tensor_lists, 4))
         adapts = bool(use_nvlamb_python) or weight_decay != 0

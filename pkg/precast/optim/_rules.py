@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from precast.ops import multi_tensor
+from precast.ops import _updates, multi_tensor
 from precast.ops._shards import is_dtensor, local_like
 
 Group: TypeAlias = "dict[str, Any]"
@@ -77,10 +77,10 @@ class Kernel:
     number: int  # of the rule, in the op
     lists: tuple[State | None, ...]  # in the op's order; None: a list that the rule leaves empty
     numbers: tuple[Number, ...]  # the op's columns after the learning rate
-    at_first: tuple[Number, ...] | None = None  # the same for the step that creates the states, if they differ
+    at_first: tuple[Number, ...] | None = None  # on the CPU, of a step that creates the states
     flags: tuple[tuple[Number, int], ...] = ()
     counts: bool = True  # the op reads how many steps there were
-    sparse: bool = False  # gradients in COO layout: only their elements are updated
+    sparse: bool = False  # on the CPU: gradients in COO layout, of which only their elements are updated
     apply: int | None = None  # the second of two launches, which reads sums over all shards
     # Functions instead of those of cpu_optim (``optimize``, and for steps that keep their lists ``optimize_again`` and
     # ``forget``) or of multi_tensor (``plan``, ``step_`` and ``forget``).
@@ -109,14 +109,17 @@ class Kernel:
             self._present[key] = found
         return found
 
-    def values(self, group: Group, fresh: bool = False) -> list[Any]:
+    def values(self, group: Group) -> list[Any]:
         """The group's numbers in the op's columns, without the learning rate."""
-        numbers = self.at_first if fresh and self.at_first is not None else self.numbers
-        return [number(group) for number in numbers]
+        return [number(group) for number in self.numbers]
 
     def bits(self, group: Group) -> int:
         """The group's flags."""
-        return sum([bit for flag, bit in self.flags if flag(group)])
+        found = 0
+        for flag, bit in self.flags:  # a third of the time of sum() over a list
+            if flag(group):
+                found |= bit
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +204,13 @@ def _is_list(value: Any) -> bool:
 
 
 # ---- what most rows have ----
-# The columns of both devices: two betas, eps, the decay of the weights, and one more; then on the CPU a flag and
-# whether to maximize, which are bits on the GPU.
+# The columns of a kernel: two betas, eps, the decay of the weights, and one more.
 
 BETAS, EPS, DECAY = (beta(0), beta(1)), option("eps"), option("weight_decay")
-MAXIMIZE = option("maximize")
-TO_MAXIMIZE = (MAXIMIZE, multi_tensor.MAXIMIZE)
+MAXIMIZE = (option("maximize"), _updates.MAXIMIZE)
 FIRST, SECOND = State("exp_avg"), State("exp_avg_sq")
+
+
+def on_both(kernel: Kernel) -> dict[str, Kernel]:
+    """The kernels of a rule that is the same on both devices."""
+    return {"cpu": kernel, "gpu": kernel}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from precast.ops import cpu_optim, multi_tensor
+from precast.ops import _updates
 from precast.optim._planned import options_of
 from precast.optim._rules import (
     BETAS,
@@ -16,7 +16,6 @@ from precast.optim._rules import (
     FIRST,
     MAXIMIZE,
     SECOND,
-    TO_MAXIMIZE,
     Kernel,
     Rule,
     State,
@@ -36,25 +35,21 @@ __all__ = ["CPUAdam", "FusedAdam", "FusedAdamW", "FusedLAMB"]
 
 # ---- Adam (Kingma and Ba, 2014) and AdamW (Loshchilov and Hutter, 2017) ----
 
-_UNCORRECTED = lacks("bias_correction")
+_UNCORRECTED = (lacks("bias_correction"), _updates.UNCORRECTED)
 _GREATEST = State("max_exp_avg_sq", when="amsgrad")
-_ADAM_ON = {
-    "cpu": Kernel(
-        cpu_optim.ADAM,
-        lists=(FIRST, SECOND, _GREATEST),
-        numbers=(*BETAS, EPS, DECAY, _UNCORRECTED, option("decoupled"), MAXIMIZE),
-    ),
-    "gpu": Kernel(
-        multi_tensor.ADAM,
+
+
+def _kernel(decoupled: str) -> Kernel:
+    """The kernel on each device; ``decoupled``: the option for AdamW."""
+    return Kernel(
+        _updates.ADAM,
         lists=(FIRST, SECOND, _GREATEST),
         numbers=(*BETAS, EPS, DECAY, zero),
-        flags=(
-            TO_MAXIMIZE,
-            (option("decoupled_weight_decay"), multi_tensor.DECOUPLED),
-            (_UNCORRECTED, multi_tensor.UNCORRECTED),
-        ),
-    ),
-}
+        flags=(MAXIMIZE, (option(decoupled), _updates.DECOUPLED), _UNCORRECTED),
+    )
+
+
+_ADAM_ON = {"cpu": _kernel("decoupled"), "gpu": _kernel("decoupled_weight_decay")}
 ADAM = Rule(torch.optim.Adam, _ADAM_ON, ("lr", "weight_decay", "eps"), check_betas)
 ADAMW = Rule(torch.optim.AdamW, _ADAM_ON, ("lr", "weight_decay", "eps"), check_betas)
 
@@ -238,16 +233,16 @@ LAMB = Rule(
     None,
     {
         "gpu": Kernel(
-            multi_tensor.LAMB,
+            _updates.LAMB,
             lists=(FIRST, SECOND, _DIRECTION),
             numbers=(*BETAS, EPS, DECAY, zero),
             flags=(
-                TO_MAXIMIZE,
-                (always, multi_tensor.DECOUPLED),  # the decay is part of the step
-                (option("always_adapt"), multi_tensor.ALWAYS_ADAPT),
-                (_UNCORRECTED, multi_tensor.UNCORRECTED),
+                MAXIMIZE,
+                (always, _updates.DECOUPLED),  # the decay is part of the step
+                (option("always_adapt"), _updates.ALWAYS_ADAPT),
+                _UNCORRECTED,
             ),
-            apply=multi_tensor.LAMB_APPLY,
+            apply=_updates.LAMB_APPLY,
         ),
     },
     ("lr", "weight_decay", "eps"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from precast.ops import cpu_optim, multi_tensor
+from precast.ops import _updates
 from precast.optim._planned import options_of
 from precast.optim._rules import (
     BETAS,
@@ -16,12 +16,12 @@ from precast.optim._rules import (
     EPS,
     FIRST,
     MAXIMIZE,
-    TO_MAXIMIZE,
     Kernel,
     Rule,
     State,
     always,
     check_betas,
+    on_both,
     option,
     zero,
 )
@@ -45,22 +45,16 @@ def _check_nesterov(options: Mapping[str, Any]) -> None:
 _MOMENTUM = State("momentum_buffer", when="momentum")
 SGD = Rule(
     torch.optim.SGD,
-    {
-        "cpu": Kernel(
-            cpu_optim.SGD,
-            lists=(_MOMENTUM, None, None),
-            numbers=(option("momentum"), zero, zero, DECAY, option("dampening"), option("nesterov"), MAXIMIZE),
-            # A new buffer is the gradient itself.
-            at_first=(option("momentum"), zero, zero, DECAY, zero, option("nesterov"), MAXIMIZE),
-            counts=False,
-        ),
-        "gpu": Kernel(
-            multi_tensor.SGD,
+    on_both(
+        Kernel(
+            _updates.SGD,
             lists=(_MOMENTUM, None, None),
             numbers=(option("dampening"), zero, zero, DECAY, option("momentum")),
-            flags=(TO_MAXIMIZE, (option("nesterov"), multi_tensor.NESTEROV)),
-        ),
-    },
+            at_first=(zero, zero, zero, DECAY, option("momentum")),  # a new buffer is the gradient itself
+            flags=(MAXIMIZE, (option("nesterov"), _updates.NESTEROV)),
+            counts=False,
+        )
+    ),
     ("lr", "weight_decay", "momentum"),
     _check_nesterov,
 )
@@ -162,20 +156,15 @@ class FusedSGD(FusedOptimizer):
 _SUM = State("sum", initial="initial_accumulator_value")
 ADAGRAD = Rule(
     torch.optim.Adagrad,
-    {
-        "cpu": Kernel(
-            cpu_optim.ADAGRAD,
-            lists=(None, _SUM, None),
-            numbers=(zero, zero, EPS, DECAY, option("lr_decay"), zero, MAXIMIZE),
-            sparse=True,
-        ),
-        "gpu": Kernel(
-            multi_tensor.ADAGRAD,
+    on_both(
+        Kernel(
+            _updates.ADAGRAD,
             lists=(_SUM, None, None),
             numbers=(zero, zero, EPS, DECAY, option("lr_decay")),
-            flags=(TO_MAXIMIZE,),
-        ),
-    },
+            flags=(MAXIMIZE,),
+            sparse=True,
+        )
+    ),
     ("lr", "weight_decay", "lr_decay", "initial_accumulator_value", "eps"),
 )
 
@@ -272,20 +261,15 @@ class FusedAdagrad(FusedOptimizer):
 
 LION = Rule(
     None,
-    {
-        "cpu": Kernel(
-            cpu_optim.LION,
-            lists=(FIRST, None, None),
-            numbers=(*BETAS, zero, DECAY, zero, always, MAXIMIZE),
-            counts=False,
-        ),
-        "gpu": Kernel(
-            multi_tensor.LION,
+    on_both(
+        Kernel(
+            _updates.LION,
             lists=(FIRST, None, None),
             numbers=(*BETAS, zero, DECAY, zero),
-            flags=(TO_MAXIMIZE, (always, multi_tensor.DECOUPLED)),
-        ),
-    },
+            flags=(MAXIMIZE, (always, _updates.DECOUPLED)),
+            counts=False,
+        )
+    ),
     check=check_betas,
 )
 
