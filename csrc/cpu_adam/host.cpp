@@ -3,6 +3,7 @@
 
 #include "../common/torch.h"
 #include "../cpu_optim/lists.h"
+#include "../multi_tensor/rules.h"
 
 namespace precast::cpu_adam {
 namespace {
@@ -49,7 +50,7 @@ void adam_cpu(const TensorList& params, const TensorList& grads, const TensorLis
   step.minus_step_size = static_cast<float>(-lr / bias_correction1);
   step.root_scale = static_cast<float>(1.0 / ::sqrt(bias_correction2));
   step.eps = static_cast<float>(eps);
-  run(slots.data(), total, &step, Rule::kAdam);
+  run(slots.data(), total, &step, rules::Adam::kNumber);
 }
 
 constexpr Implementation kImplementations[] = {PRECAST_IMPLEMENTATION("adam_", "CPU", adam_cpu)};

@@ -1,4 +1,4 @@
-// Adam, SGD, Adagrad and Lion over any number of parameters, sixteen elements at a time. Compiled once per CPU level.
+// Every update rule over any number of parameters, sixteen elements at a time. Compiled once per CPU level.
 //
 // Memory is the bottleneck (28 bytes per parameter for Adam in fp32), so one loop on floats serves every mix of
 // formats. A tensor that is not fp32 passes through a buffer that stays in the L1 cache. On the measured machines this
@@ -6,6 +6,9 @@
 #include "cpu.h"
 
 #include "../common/simd.h"
+
+#define PRECAST_FORMULA static PRECAST_METHOD
+#include "../multi_tensor/rules.h"
 
 namespace precast::cpu_optim::PRECAST_CPU_LEVEL {
 namespace {
@@ -38,29 +41,6 @@ PRECAST_INLINE Floats scale_add(Scale scale, Floats x, Floats c) { return fma(sc
 
 PRECAST_INLINE void ask_for(float* line) { __builtin_prefetch(line + kAhead, 1); }
 
-// The steps that every rule applies to a parameter: load its gradient, and move it along the resulting direction.
-struct Common {
-  Floats grad_scale, l2, minus_step_size;
-  Scale decay;
-  bool add_l2;
-
-  PRECAST_METHOD explicit Common(const Step& step)
-      : grad_scale(broadcast(step.grad_scale)),
-        l2(broadcast(step.l2)),
-        minus_step_size(broadcast(step.minus_step_size)),
-        decay(scale_by(step.decay)),
-        add_l2(step.l2 != 0.0f) {}
-
-  PRECAST_METHOD Floats gradient(const Block& block, int64_t i, Floats param) const {
-    Floats g = load(block.grad + i) * grad_scale;
-    return add_l2 ? fma(l2, param, g) : g;
-  }
-
-  PRECAST_METHOD void move(const Block& block, int64_t i, Floats param, Floats direction) const {
-    store(block.param + i, scale_add(decay, param, minus_step_size * direction));
-  }
-};
-
 // The greater of two; like torch's maximum, NaN if either of them is.
 PRECAST_INLINE Floats maximum(Floats a, Floats b) {
 #define PRECAST_PART(i) select(is_number(b.part[i]), greater_part(a.part[i], b.part[i]), b.part[i])
@@ -68,71 +48,88 @@ PRECAST_INLINE Floats maximum(Floats a, Floats b) {
 #undef PRECAST_PART
 }
 
-void adam(const Block& block, const Step& step) {
-  const Common common(step);
-  const Scale beta1 = scale_by(step.beta1), beta2 = scale_by(step.beta2);
-  const Floats rest1 = broadcast(step.rest1), rest2 = broadcast(step.rest2);
-  const Floats root_scale = broadcast(step.root_scale), eps = broadcast(step.eps);
-  float *const first = block.state[0], *const second = block.state[1], *const greatest = block.state[2];
-  for (int64_t i = 0; i < block.count; i += kLanes) {
-    ask_for(block.param + i), ask_for(first + i), ask_for(second + i);
-    const Floats p = load(block.param + i), g = common.gradient(block, i, p);
-    const Floats m = scale_add(beta1, load(first + i), rest1 * g);
-    const Floats v = scale_add(beta2, load(second + i), rest2 * g * g);
-    store(first + i, m);
-    store(second + i, v);
-    Floats under_root = v;
-    if (greatest != nullptr) {
-      under_root = maximum(v, load(greatest + i));
-      store(greatest + i, under_root);
-    }
-    common.move(block, i, p, m / fma(sqrt(under_root), root_scale, eps));
-  }
-}
+// The numbers of a step, in vectors.
+struct Numbers {
+  Floats grad_scale, l2, minus_step_size, rest1, rest2, root_scale, eps;
+  Scale beta1, beta2, momentum, decay;
+  int flags;
+  bool add_l2;
 
-void sgd(const Block& block, const Step& step) {
-  const Common common(step);
-  const Scale momentum = scale_by(step.beta1);
-  const Floats rest = broadcast(step.rest1);
-  float* const buffer = block.state[0];
+  PRECAST_METHOD explicit Numbers(const Step& step)
+      : grad_scale(broadcast(step.grad_scale)),
+        l2(broadcast(step.l2)),
+        minus_step_size(broadcast(step.minus_step_size)),
+        rest1(broadcast(step.rest1)),
+        rest2(broadcast(step.rest2)),
+        root_scale(broadcast(step.root_scale)),
+        eps(broadcast(step.eps)),
+        beta1(scale_by(step.beta1)),
+        beta2(scale_by(step.beta2)),
+        momentum(scale_by(step.momentum)),
+        decay(scale_by(step.decay)),
+        flags(step.flags),
+        add_l2(step.l2 != 0.0f) {}
+};
+
+// Sixteen elements, updated in place, and the operations of their rule (rules.h).
+struct Elements {
+  const Numbers& numbers;
+  const Block& block;
+  const int64_t at;
+  Floats param, first, second, third;
+
+  PRECAST_METHOD int flags() const { return numbers.flags; }
+  PRECAST_METHOD bool has_first() const { return block.state[0] != nullptr; }
+  PRECAST_METHOD bool has_third() const { return block.state[2] != nullptr; }
+  PRECAST_METHOD Floats gradient() const {
+    const Floats g = load(block.grad + at) * numbers.grad_scale;
+    return numbers.add_l2 ? fma(numbers.l2, param, g) : g;
+  }
+  PRECAST_METHOD Floats average1(Floats average, Floats g) const {
+    return scale_add(numbers.beta1, average, numbers.rest1 * g);
+  }
+  PRECAST_METHOD Floats average2(Floats average, Floats g) const {
+    return scale_add(numbers.beta2, average, numbers.rest2 * g);
+  }
+  PRECAST_METHOD Floats average2_of_squares(Floats average, Floats g) const {
+    return scale_add(numbers.beta2, average, numbers.rest2 * g * g);
+  }
+  PRECAST_METHOD Floats add_square(Floats sum, Floats g) const { return fma(g, g, sum); }
+  PRECAST_METHOD Floats accumulate(Floats buffer, Floats g) const {
+    return scale_add(numbers.momentum, buffer, numbers.rest1 * g);
+  }
+  PRECAST_METHOD Floats add_momentum(Floats buffer, Floats g) const { return scale_add(numbers.momentum, buffer, g); }
+  PRECAST_METHOD Floats maximum(Floats before, Floats size) const { return PRECAST_CPU_LEVEL::maximum(size, before); }
+  PRECAST_METHOD Floats root(Floats square) const { return fma(sqrt(square), numbers.root_scale, numbers.eps); }
+  PRECAST_METHOD Floats plain_root(Floats square) const { return sqrt(square) + numbers.eps; }
+  PRECAST_METHOD Floats sign(Floats v) const { return PRECAST_CPU_LEVEL::sign(v); }
+  PRECAST_METHOD void decay() {}  // a part of the step, to round once
+  PRECAST_METHOD void step(Floats direction) {
+    param = scale_add(numbers.decay, param, numbers.minus_step_size * direction);
+  }
+};
+
+template <class Rule>
+void advance_all(const Block& block, const Step& step) {
+  const Numbers numbers(step);
+  const auto has = [&](int state) { return state < Rule::kLeast || (state < Rule::kMost && block.state[state]); };
   for (int64_t i = 0; i < block.count; i += kLanes) {
+    Elements x = {numbers, block, i, load(block.param + i), {}, {}, {}};
     ask_for(block.param + i);
-    const Floats p = load(block.param + i), g = common.gradient(block, i, p);
-    Floats direction = g;
-    if (buffer != nullptr) {
-      ask_for(buffer + i);
-      direction = scale_add(momentum, load(buffer + i), rest * g);
-      store(buffer + i, direction);
-      if (step.nesterov) direction = scale_add(momentum, direction, g);
-    }
-    common.move(block, i, p, direction);
+    if (has(0)) ask_for(block.state[0] + i), x.first = load(block.state[0] + i);
+    if (has(1)) ask_for(block.state[1] + i), x.second = load(block.state[1] + i);
+    if (has(2)) x.third = load(block.state[2] + i);
+    Rule::advance(x);
+    if (has(0)) store(block.state[0] + i, x.first);
+    if (has(1)) store(block.state[1] + i, x.second);
+    if (has(2)) store(block.state[2] + i, x.third);
+    store(block.param + i, x.param);
   }
 }
 
-void adagrad(const Block& block, const Step& step) {
-  const Common common(step);
-  const Floats eps = broadcast(step.eps);
-  float* const sum = block.state[1];
-  for (int64_t i = 0; i < block.count; i += kLanes) {
-    ask_for(block.param + i), ask_for(sum + i);
-    const Floats p = load(block.param + i), g = common.gradient(block, i, p);
-    const Floats s = fma(g, g, load(sum + i));
-    store(sum + i, s);
-    common.move(block, i, p, g / (sqrt(s) + eps));
-  }
-}
-
-void lion(const Block& block, const Step& step) {
-  const Common common(step);
-  const Scale beta1 = scale_by(step.beta1), beta2 = scale_by(step.beta2);
-  const Floats rest1 = broadcast(step.rest1), rest2 = broadcast(step.rest2);
-  float* const momentum = block.state[0];
-  for (int64_t i = 0; i < block.count; i += kLanes) {
-    ask_for(block.param + i), ask_for(momentum + i);
-    const Floats p = load(block.param + i), g = common.gradient(block, i, p), m = load(momentum + i);
-    store(momentum + i, scale_add(beta2, m, rest2 * g));
-    common.move(block, i, p, sign(scale_add(beta1, m, rest1 * g)));
-  }
+template <class... Rules>
+void advance(rules::List<Rules...>, int rule, const Block& block, const Step& step) {
+  ((rule == Rules::kNumber ? advance_all<Rules>(block, step) : void()), ...);
 }
 
 template <class T>
@@ -219,21 +216,7 @@ void update_block(const Work& work, const Slot& slot, int64_t at, int64_t count)
   for (int i = 0; i < kStates; ++i) {
     if (slot.state[i].data != nullptr) block.state[i] = open(slot.state[i], at, count, buffer[2 + i]);
   }
-  const Step& step = work.steps[slot.step];
-  switch (work.rule) {
-    case Rule::kAdam:
-      adam(block, step);
-      break;
-    case Rule::kSgd:
-      sgd(block, step);
-      break;
-    case Rule::kAdagrad:
-      adagrad(block, step);
-      break;
-    case Rule::kLion:
-      lion(block, step);
-      break;
-  }
+  advance(rules::OnCpu(), work.rule, block, work.steps[slot.step]);
   if (work.unscale != 0.0f) unscale(slot.grad, at, count, grad, work.unscale);
   for (int i = 0; i < kStates; ++i) {
     if (block.state[i] != nullptr) write(slot.state[i], at, count, block.state[i]);

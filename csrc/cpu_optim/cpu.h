@@ -11,18 +11,13 @@ namespace precast::cpu_optim {
 // The numbers of precast::DType.
 enum class Type : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// The update rule. The numbers are those of the op optimize_.
-enum class Rule : int { kAdam = 0, kSgd = 1, kAdagrad = 2, kLion = 3 };
-constexpr int kRules = 4;
-
 struct Stream {
   void* data;  // null: the slot has no such tensor
   Type type;
 };
 
 // One parameter with its gradient and state: the same number of elements, all dense and in the same order. The states
-// are momentum (Adam, Lion, SGD with momentum), second moment or sum of squares (Adam, Adagrad), and its maximum
-// (AMSGrad).
+// are those of the rule, in its order (../multi_tensor/rules.h).
 constexpr int kStates = 3;
 
 struct Slot {
@@ -47,14 +42,14 @@ struct Factor {
 };
 
 struct Step {
-  float grad_scale;            // negated to maximize
-  Factor beta1, beta2, decay;  // SGD's momentum is beta1
-  float rest1, rest2;          // factors of the gradient that go with beta1 and beta2
-  float l2;                    // weight decay added to the gradient; 0 if decoupled
+  float grad_scale;  // negated to maximize
+  Factor beta1, beta2, momentum, decay;
+  float rest1, rest2;  // factors of the gradient that go with beta1 and beta2
+  float l2;            // weight decay added to the gradient; 0 if decoupled
   float minus_step_size;
   float root_scale;  // 1 / sqrt(bias_correction2)
   float eps;
-  bool nesterov;
+  int flags;  // rules::Flag
 };
 
 // `count` slots, sorted by first_unit, and their step numbers.
@@ -62,7 +57,7 @@ struct Work {
   const Slot* slots;
   int64_t count;
   const Step* steps;
-  Rule rule;
+  int rule;            // its number
   bool stream_copies;  // write copies with stores that bypass the caches
   float unscale;       // gradients are multiplied by it in place; 0: they are only read
 };

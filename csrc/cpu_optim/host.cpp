@@ -10,6 +10,7 @@
 
 #include "../common/kind.h"
 #include "../common/numbered.h"
+#include "../multi_tensor/rules.h"
 #include "lists.h"
 
 namespace precast::cpu_optim {
@@ -18,9 +19,8 @@ namespace {
 constexpr const char* kOp = "optimize_";
 
 // The columns of `numbers`. A row applies to kCount consecutive parameters.
-enum Column { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kExtra, kFlag, kMaximize, kCount, kColumns };
-// kBeta1 is SGD's momentum; kExtra is its dampening, Adagrad's lr_decay, or 1 for Adam without bias correction; kFlag
-// means decoupled, or nesterov.
+enum Column { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kExtra, kFlags, kCount, kColumns };
+// kBeta1 is SGD's dampening; kExtra is its momentum, or Adagrad's lr_decay; kFlags are those of rules.h.
 
 // The least number of slots that is worth another thread. Inspecting one takes 0.1 to 0.5 us.
 constexpr int64_t kGrainSlots = 128;
@@ -29,7 +29,7 @@ constexpr int64_t kGrainSlots = 128;
 class Plan {
  public:
   Plan(const TensorList& params, const TensorList& first, const TensorList& second, const TensorList& third,
-       const TensorList& steps, const TensorList& copies, const Tensor& plain, Rule rule)
+       const TensorList& steps, const TensorList& copies, const Tensor& plain, int rule)
       : rule_(rule),
         kinds_(kind_layout(plain)),
         borrowed_{{"params", nullptr, params.size()}, {"first", nullptr, first.size()},
@@ -91,7 +91,7 @@ class Plan {
   void update(const double* numbers, int64_t rows, double grad_scale, float unscale = 0.0f);
   double count_of(int64_t index) const;
 
-  const Rule rule_;
+  const int rule_;
   Kinds kinds_;
   Span borrowed_[kLists];
   Array<Slot> slots_;
@@ -107,22 +107,23 @@ class Plan {
   bool reusable_ = kinds_.known();  // every tensor is known by its Python object
 };
 
-// The lists that a rule takes: first, second, third, steps. Adam can do without the third, SGD without the first.
-constexpr bool kTaken[kRules][kStates + 1] = {
-    {true, true, true, true}, {true, false, false, false}, {false, true, false, true}, {true, false, false, false}};
+// The lists of a rule are its states, and the steps behind them.
+constexpr bool takes(int rule, int list) {
+  return list < kStates ? list < rules::OnCpu::most(rule) : rules::OnCpu::counts(rule);
+}
 
-constexpr bool may_lack(Rule rule, int list) {
-  return (rule == Rule::kAdam && list == 2) || (rule == Rule::kSgd && list == 0);
+constexpr bool may_lack(int rule, int list) {
+  return list >= rules::OnCpu::least(rule) && list < rules::OnCpu::most(rule);
 }
 
 void Plan::check_states() const {
   const int64_t params = borrowed_[kParams].size;
   for (int i = 0; i < kStates + 1; ++i) {
     const Span& list = borrowed_[1 + i];
-    const bool taken = kTaken[static_cast<int>(rule_)][i];
+    const bool taken = takes(rule_, i);
     PRECAST_CHECK(list.size == (taken ? params : 0) || (list.size == 0 && may_lack(rule_, i)),
                   "%s: %lld params, but %lld %s with rule %d; %s", kOp, printable(params), printable(list.size),
-                  list.name, static_cast<int>(rule_), taken ? "one for each param is needed" : "none is needed");
+                  list.name, rule_, taken ? "one for each param is needed" : "none is needed");
   }
 }
 
@@ -175,27 +176,28 @@ double power(double base, double exponent) {
   return result;
 }
 
-Step make_step(Rule rule, const double* row, double count, double grad_scale) {
+Step make_step(int rule, const double* row, double count, double grad_scale) {
   const double lr = row[kLr], beta1 = row[kBeta1], beta2 = row[kBeta2];
-  const bool flag = row[kFlag] != 0.0;
-  const bool decoupled = rule == Rule::kLion || (rule == Rule::kAdam && flag);
+  const int flags = static_cast<int>(row[kFlags]);
+  const bool decoupled = (flags & rules::kDecoupled) != 0;
   Step step = {};
-  step.grad_scale = static_cast<float>(row[kMaximize] != 0.0 ? -grad_scale : grad_scale);
+  step.flags = flags;
+  step.grad_scale = static_cast<float>(flags & rules::kMaximize ? -grad_scale : grad_scale);
   step.beta1 = factor(beta1);
   step.beta2 = factor(beta2);
+  step.momentum = factor(row[kExtra]);
   step.decay = factor(decoupled ? 1.0 - lr * row[kWeightDecay] : 1.0);
-  step.rest1 = static_cast<float>(1.0 - (rule == Rule::kSgd ? row[kExtra] : beta1));
+  step.rest1 = static_cast<float>(1.0 - beta1);
   step.rest2 = static_cast<float>(1.0 - beta2);
   step.l2 = decoupled ? 0.0f : static_cast<float>(row[kWeightDecay]);
   step.eps = static_cast<float>(row[kEps]);
-  step.nesterov = flag;
   double size = lr;
   step.root_scale = 1.0f;
-  if (rule == Rule::kAdam && row[kExtra] == 0.0) {
+  if (rules::OnCpu::corrects(rule) && (flags & rules::kUncorrected) == 0) {
     size /= 1.0 - power(beta1, count);
     step.root_scale = static_cast<float>(1.0 / ::sqrt(1.0 - power(beta2, count)));
   }
-  if (rule == Rule::kAdagrad) size /= 1.0 + (count - 1.0) * row[kExtra];
+  if (rules::OnCpu::slows(rule)) size /= 1.0 + (count - 1.0) * row[kExtra];
   step.minus_step_size = static_cast<float>(-size);
   return step;
 }
@@ -384,7 +386,7 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
                   const TensorList& third, const TensorList& steps, const TensorList& copies, const Tensor& plan,
                   const Tensor& numbers, double grad_scale, int64_t rule) {
   int64_t* const number = number_in(plan);
-  PRECAST_CHECK(rule >= 0 && rule < kRules, "%s: rule is %lld; needed 0, 1, 2 or 3", kOp, printable(rule));
+  PRECAST_CHECK(rules::OnCpu::has(rule), "%s: there is no rule %lld", kOp, printable(rule));
   const Numbers numbered = numbers_in(numbers);
   if (params.size() == 0 && number != nullptr && *number != 0) {
     if (grads.size() == 0) {
@@ -397,8 +399,7 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
     return;
   }
   if (params.size() == 0 && grads.size() == 0) return;  // nothing to update, keep or forget
-  auto made = std::make_unique<Plan>(params, first, second, third, steps, copies, plan,
-                                     static_cast<Rule>(static_cast<int>(rule)));
+  auto made = std::make_unique<Plan>(params, first, second, third, steps, copies, plan, static_cast<int>(rule));
   made->step(grads, numbered.values, numbered.rows, grad_scale);
   if (number == nullptr) return;
   made->keep();

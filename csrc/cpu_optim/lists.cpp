@@ -197,7 +197,7 @@ Factor factor(double value) {
   return {high, low};
 }
 
-void run(const Slot* slots, const Total& total, const Step* steps, Rule rule, float unscale) {
+void run(const Slot* slots, const Total& total, const Step* steps, int rule, float unscale) {
   const Work work = {slots, total.slots, steps, rule, total.copy_bytes >= kStreamBytes, unscale};
   const UpdateFunction update_units = PRECAST_AT_CPU_LEVEL(cpu_optim, update);
   parallel_for(0, total.units, kGrainUnits, [&](int64_t begin, int64_t end) { update_units(work, begin, end); });

@@ -66,6 +66,6 @@ constexpr int64_t kMostRanges = 2 + kStates;  // per slot
 Factor factor(double value);
 
 // Runs one parallel region over all slots. `unscale`: as in Work.
-void run(const Slot* slots, const Total& total, const Step* steps, Rule rule, float unscale = 0.0f);
+void run(const Slot* slots, const Total& total, const Step* steps, int rule, float unscale = 0.0f);
 
 }  // namespace precast::cpu_optim

@@ -5,25 +5,6 @@
 namespace precast {
 namespace multi_tensor {
 
-// What a launch does to every element of every tensor.
-enum Kind : int {
-  kAdam = 0,
-  kSgd = 1,
-  kAdagrad = 2,
-  kLion = 3,
-  kLamb = 4,       // writes Adam's direction into `third`, and the sums of squares that kLambApply needs
-  kLambApply = 5,  // the step along it
-};
-
-enum Flag : int {
-  kMaximize = 1,
-  kDecoupled = 2,  // weight decay is separate from the gradient, and from the momentum
-  kNesterov = 4,
-  kAlwaysAdapt = 8,   // LAMB: adapt even without weight decay
-  kUncorrected = 16,  // Adam and LAMB: the moments as they are, without bias correction
-  kSummed = 32,       // LAMB: the gradient enters its average with a weight of one
-};
-
 // One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of
 // two bits each (numbers of precast::DType): param (lowest), grad, the states, copy.
 struct Row {
@@ -59,7 +40,7 @@ struct Coefficients {
   float eps;
   float bias;  // 1 / bias_correction1
   float skip;  // not zero: nothing is written
-  float beta1;
+  float extra;
   float first;  // not zero: the first step of this tensor
 };
 

@@ -7,8 +7,13 @@
 #include "entries.h"
 #include "list.cuh"
 
+#define PRECAST_FORMULA static DEVICE
+#include "rules.h"
+
 namespace precast {
 namespace multi_tensor {
+
+using namespace rules;
 
 // 1 - beta^step, accurate to the last digits even if beta is close to one.
 DEVICE float correction(float log_beta, float step) { return -expm1f(step * log_beta); }
@@ -38,84 +43,89 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   c.l2 = a.flags & kDecoupled ? 0.0f : group.weight_decay;
   c.one_minus_beta1 = group.one_minus_beta1;
   c.one_minus_beta2 = group.one_minus_beta2;
-  c.beta1 = group.extra;
+  c.extra = group.extra;
   c.eps = group.eps;
   c.root = c.bias = 1.0f;
   c.first = before == 0.0f ? 1.0f : 0.0f;
-  if (a.kind == kAdam || a.kind == kLamb) {
+  if (OnGpu::corrects(a.kind)) {
     if ((a.flags & kUncorrected) == 0) {
       c.bias = 1.0f / correction(group.log_beta1, step);
       c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
     }
-    c.rate = a.kind == kAdam ? lr * c.bias : lr;
-    if (a.kind == kLamb) c.decay = a.flags & kDecoupled ? group.weight_decay : 0.0f;
+    c.rate = a.kind == Adam::kNumber ? lr * c.bias : lr;
+    if (a.kind == Lamb::kNumber) c.decay = a.flags & kDecoupled ? group.weight_decay : 0.0f;
   }
-  if (a.kind == kAdagrad) c.rate = lr / (1.0f + before * group.extra);
+  if (OnGpu::slows(a.kind)) c.rate = lr / (1.0f + before * group.extra);
   a.coefficients[index] = c;
 }
 
-// The values of one element, updated in place.
+// The values of one element, updated in place, and the operations of its rule (rules.h).
+template <class Rule>
 struct Element {
   float param, grad, first, second, third;
-};
+  const Coefficients& c;
+  const Row& row;
+  const int bits;
 
-template <int kind>
-DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags) {
-  float g = fmaf(c.l2, e.param, e.grad * c.grad);
-  if constexpr (kind == kAdam || kind == kLamb) {
-    const bool summed = kind == kLamb && (flags & kSummed) != 0;
-    e.first = summed ? fmaf(c.beta1, e.first, g) : fmaf(g - e.first, c.one_minus_beta1, e.first);
+  DEVICE int flags() const { return bits; }
+  DEVICE bool has_first() const { return row.first != nullptr; }
+  DEVICE bool has_third() const { return row.third != nullptr; }
+  DEVICE float gradient() const { return fmaf(c.l2, param, grad * c.grad); }
+  DEVICE float average1(float average, float g) const {
+    const bool summed = Rule::kNumber == Lamb::kNumber && (bits & kSummed) != 0;
+    return summed ? fmaf(c.extra, average, g) : fmaf(g - average, c.one_minus_beta1, average);
+  }
+  DEVICE float average2(float average, float g) const { return fmaf(g - average, c.one_minus_beta2, average); }
+  DEVICE float average2_of_squares(float average, float g) const {
     // A square that has overflowed stays infinite, so that the parameter stays.
     const float square = g * g;
-    e.second = fmaf(e.second < infinity() ? square - e.second : square, c.one_minus_beta2, e.second);
-    float size = e.second;
-    if (kind == kAdam && row.third != nullptr) {
-      // Like torch's maximum: a NaN of either stays NaN.
-      e.third = e.third < size || size != size ? size : e.third;
-      size = e.third;
-    }
-    const float root = fmaf(sqrtf(size), c.root, c.eps);
-    if (kind == kLamb) {
-      e.third = fmaf(c.decay, e.param, e.first * c.bias / root);
-      return;
-    }
-    e.param = fmaf(-c.decay, e.param, e.param);
-    e.param = fmaf(-c.rate, e.first / root, e.param);
-  } else if constexpr (kind == kSgd) {
-    if (row.first != nullptr) {
-      e.first = c.first != 0.0f ? g : fmaf(c.beta1, e.first, c.one_minus_beta1 * g);
-      g = flags & kNesterov ? fmaf(c.beta1, e.first, g) : e.first;
-    }
-    e.param = fmaf(-c.decay, e.param, e.param);
-    e.param = fmaf(-c.rate, g, e.param);
-  } else if constexpr (kind == kAdagrad) {
-    e.first = fmaf(g, g, e.first);
-    if (flags & kDecoupled) e.param = fmaf(-c.decay, e.param, e.param);
-    e.param = fmaf(-c.rate, g / (sqrtf(e.first) + c.eps), e.param);
-  } else {  // Lion
-    const float between = fmaf(g - e.first, c.one_minus_beta1, e.first);
-    e.first = fmaf(g - e.first, c.one_minus_beta2, e.first);
-    e.param = fmaf(-c.decay, e.param, e.param);
-    const float sign = between > 0.0f ? 1.0f : between < 0.0f ? -1.0f : between;  // NaN stays NaN
-    e.param = fmaf(-c.rate, sign, e.param);
+    return fmaf(average < infinity() ? square - average : square, c.one_minus_beta2, average);
   }
-}
+  DEVICE float add_square(float sum, float g) const { return fmaf(g, g, sum); }
+  DEVICE float accumulate(float momentum, float g) const {
+    return c.first != 0.0f ? g : fmaf(c.extra, momentum, c.one_minus_beta1 * g);
+  }
+  DEVICE float add_momentum(float momentum, float g) const { return fmaf(c.extra, momentum, g); }
+  DEVICE float maximum(float before, float size) const {
+    // Like torch's maximum: a NaN of either stays NaN.
+    return before < size || size != size ? size : before;
+  }
+  DEVICE float root(float square) const { return fmaf(sqrtf(square), c.root, c.eps); }
+  DEVICE float plain_root(float square) const { return sqrtf(square) + c.eps; }
+  DEVICE float corrected(float average) const { return average * c.bias; }
+  DEVICE float add_decay(float direction) const { return fmaf(c.decay, param, direction); }
+  DEVICE float sign(float v) const { return v > 0.0f ? 1.0f : v < 0.0f ? -1.0f : v; }  // NaN stays NaN
+  DEVICE void decay() { param = fmaf(-c.decay, param, param); }
+  DEVICE void step(float direction) { param = fmaf(-c.rate, direction, param); }
+};
 
 // The four elements of a thread.
 struct Streams {
   Quad param, grad, first, second, third;
 };
 
-template <int kind>
+template <class Rule>
 DEVICE void advance_all(Streams& s, const Coefficients& c, const Row& row, int flags) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    Element e = {get(s.param, k), get(s.grad, k), get(s.first, k), get(s.second, k), get(s.third, k)};
-    advance<kind>(e, c, row, flags);
+    Element<Rule> e = {
+        get(s.param, k), get(s.grad, k), get(s.first, k), get(s.second, k), get(s.third, k), c, row, flags};
+    Rule::advance(e);
     put(s.param, k, e.param);
     put(s.first, k, e.first);
     put(s.second, k, e.second);
     put(s.third, k, e.third);
+  }
+}
+
+// One of the rules of a list: the one with this number, or else the last.
+template <class Rule, class... Others>
+DEVICE void advance_one_of(List<Rule, Others...>, int number, Streams& s, const Coefficients& c, const Row& row,
+                           int flags) {
+  if (sizeof...(Others) == 0 || number == Rule::kNumber) {
+    advance_all<Rule>(s, c, row, flags);
+  } else if constexpr (sizeof...(Others) > 0) {
+    advance_one_of(List<Others...>(), number, s, c, row, flags);
   }
 }
 
@@ -146,7 +156,8 @@ DEVICE void update_all(const UpdateArgs& a) {
   if (instance == kMasterAdam) row.third = nullptr;
   if (instance == kPlainOthers) row.second = row.third = row.copy = nullptr, row.types = 0;
   const Place at(row, chunk);
-  const bool lamb = instance == kOfLamb && a.kind == kLamb, apply = instance == kOfLamb && a.kind == kLambApply;
+  const bool lamb = instance == kOfLamb && a.kind == Lamb::kNumber,
+             apply = instance == kOfLamb && a.kind == LambApply::kNumber;
   // float32, float16 or bfloat16. With masters, gradients and copies are never float32.
   const bool masters = instance == kMasterAdam, adam = masters || instance == kPlainAdam;
   const bool has_first = (adam || row.first != nullptr) && !apply,
@@ -181,21 +192,17 @@ DEVICE void update_all(const UpdateArgs& a) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) put(s.param, k, fmaf(-ratio, get(s.third, k), get(s.param, k)));
   } else if (instance == kOfLamb) {
-    advance_all<kLamb>(s, c, row, a.flags);
+    advance_all<Lamb>(s, c, row, a.flags);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (!at.has(k)) continue;
       sizes[0] = fmaf(get(s.param, k), get(s.param, k), sizes[0]);
       sizes[1] = fmaf(get(s.third, k), get(s.third, k), sizes[1]);
     }
-  } else if (adam || (instance == kAny && a.kind == kAdam)) {
-    advance_all<kAdam>(s, c, row, a.flags);
-  } else if (a.kind == kSgd) {
-    advance_all<kSgd>(s, c, row, a.flags);
-  } else if (a.kind == kAdagrad) {
-    advance_all<kAdagrad>(s, c, row, a.flags);
+  } else if (adam || (instance == kAny && a.kind == Adam::kNumber)) {
+    advance_all<Adam>(s, c, row, a.flags);
   } else {
-    advance_all<kLion>(s, c, row, a.flags);
+    advance_one_of(OneState(), a.kind, s, c, row, a.flags);
   }
   if ((masters || row.copy != nullptr) && !lamb) keep(row.copy, copy, at, s.param);
   if (!lamb) keep(row.param, param, at, s.param);

@@ -3,9 +3,12 @@
 
 #include "../common/numbered.h"
 #include "plan.h"
+#include "rules.h"
 
 namespace precast::multi_tensor {
 namespace {
+
+using namespace rules;
 
 Numbered<Plan>& plans() {
   static auto* const all = new Numbered<Plan>;  // never destroyed: a step may run while the process ends
@@ -84,17 +87,18 @@ void launch_update(const Plan& plan, const Memory& memory, const float* grad_sca
   if (plan.blocks() == 0) return;
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
-  int entry = kind >= kLamb ? entry::multi_tensor_lamb : entry::multi_tensor_update;
-  if (kind == kAdam && plan.masters() && grad_scale == nullptr) entry = entry::multi_tensor_adam_masters;
-  if (plan.plain() && kind == kAdam) entry = entry::multi_tensor_adam;
-  if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = entry::multi_tensor_others;
+  const bool adam = kind == Adam::kNumber, lamb = OfLamb::has(kind);
+  int entry = lamb ? entry::multi_tensor_lamb : entry::multi_tensor_update;
+  if (adam && plan.masters() && grad_scale == nullptr) entry = entry::multi_tensor_adam_masters;
+  if (adam && plan.plain()) entry = entry::multi_tensor_adam;
+  if (OneState::has(kind) && plan.plain()) entry = entry::multi_tensor_others;
   launch(kernels, plan.device(), entry, shape, arguments);
-  if (kind != kLamb) return;
+  if (kind != Lamb::kNumber) return;
   SumArgs sums = {args.first, args.parts, sum_data, nullptr, args.count, 2};
   void* sum_arguments[] = {&sums};
   launch(kernels, plan.device(), entry::multi_tensor_sum_each, {args.count, 2, 512, 1, 0}, sum_arguments);
   if (sums_given != nullptr) return;
-  args.kind = kLambApply;
+  args.kind = LambApply::kNumber;
   launch(kernels, plan.device(), entry::multi_tensor_lamb, shape, arguments);
 }
 
@@ -106,17 +110,17 @@ void launch_step(const Plan& plan, const Memory& memory, PrepareArgs& args, cons
   args.slots = reinterpret_cast<const uint32_t*>(memory.table + plan.layout().slots);
   args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
   args.count = static_cast<uint32_t>(plan.count());
-  if (args.kind != kLambApply) launch_prepare(plan, args, numbers, groups, rates);
+  if (args.kind != LambApply::kNumber) launch_prepare(plan, args, numbers, groups, rates);
   launch_update(plan, memory, unscale, args.kind, args.flags, sums);
 }
 
 // Checks that the plan has the tensors that this kind of update needs. The kernels do not check.
-// `last`: the largest kind that the op takes.
-void check_members(const char* op, const Plan& plan, int64_t kind, int64_t last) {
-  PRECAST_CHECK(kind >= kAdam && kind <= last, "%s: there is no update of kind %lld", op, printable(kind));
-  const bool two = kind == kAdam || kind >= kLamb, one = two || kind == kAdagrad || kind == kLion;
-  PRECAST_CHECK((!one || plan.has(kFirst)) && (!two || plan.has(kSecond)) && (kind < kLamb || plan.has(kThird)),
-                "%s: an update of kind %lld needs states that were not given", op, printable(kind));
+void check_members(const char* op, const Plan& plan, int64_t kind) {
+  PRECAST_CHECK(OnGpu::has(kind), "%s: there is no update of kind %lld", op, printable(kind));
+  for (int state = 0; state < OnGpu::least(kind); ++state) {
+    PRECAST_CHECK(plan.has(static_cast<Member>(kFirst + state)),
+                  "%s: an update of kind %lld needs states that were not given", op, printable(kind));
+  }
 }
 
 enum Outcome : int64_t {
@@ -137,12 +141,12 @@ struct StepNumbers {
 // The caller's sums of squares for LAMB, two per tensor.
 float* sums_for(const Plan& plan, const StepNumbers& numbers) {
   if (numbers.sums == nullptr) {
-    PRECAST_CHECK(numbers.kind != kLambApply, "multi_tensor_step_: LAMB's second launch needs sums");
+    PRECAST_CHECK(numbers.kind != LambApply::kNumber, "multi_tensor_step_: LAMB's second launch needs sums");
     return nullptr;
   }
   const Tensor& sums = *numbers.sums;
   PRECAST_CHECK(
-      numbers.kind >= kLamb && sums.numel() == 2 * plan.count() && sums.is_contiguous() &&
+      OfLamb::has(numbers.kind) && sums.numel() == 2 * plan.count() && sums.is_contiguous() &&
           sums.dtype_code() == float32_code() && sums.device_type() == numbers.steps.device_type() &&
           sums.device_index() == numbers.steps.device_index(),
       "multi_tensor_step_: sums is %s of shape %s on %s; two float32 for each of %lld tensors are needed, and "
@@ -155,10 +159,11 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
   const bool unscales = args.grad_scale != nullptr;
   if (!plan.is_current(grads, unscales)) return kStale;
   if (plan.count() == 0) return kDone;
-  check_members("multi_tensor_step_", plan, numbers.kind, kLambApply);
+  check_members("multi_tensor_step_", plan, numbers.kind);
   float* const sums = sums_for(plan, numbers);
-  const bool clips = numbers.max_norm > 0.0 && args.norm == nullptr && numbers.kind != kLambApply;
-  const int64_t lamb_parts = numbers.kind >= kLamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
+  const bool clips = numbers.max_norm > 0.0 && args.norm == nullptr && numbers.kind != LambApply::kNumber;
+  const bool lamb = OfLamb::has(numbers.kind);
+  const int64_t lamb_parts = lamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
   const Memory memory = plan.memory(lamb_parts > norm_parts ? lamb_parts : norm_parts);
   const TableLayout& at = plan.layout();
   if (clips) {
@@ -216,10 +221,10 @@ void update_op(const TensorList& params, const TensorList& grads, const TensorLi
                        kAllButGrad,
                        "a gradient"};
   Plan plan(lists, nullptr, nullptr);
-  check_members(kOp, plan, kind, kLamb);
-  const bool counts = kind == kAdam || kind == kLamb || kind == kAdagrad;
-  const bool averages = kind == kAdam || kind == kLamb || kind == kLion;
-  PRECAST_CHECK(!counts || step >= 1, "%s: step is %g; needed 1 or more", kOp, step);
+  PRECAST_CHECK(kind != LambApply::kNumber, "%s: there is no update of kind %lld", kOp, printable(kind));
+  check_members(kOp, plan, kind);
+  const bool averages = OnGpu::averages(kind);
+  PRECAST_CHECK(!OnGpu::counts(kind) || step >= 1, "%s: step is %g; needed 1 or more", kOp, step);
   PRECAST_CHECK(!averages || (beta1 >= 0 && beta1 < 1), "%s: beta1 is %g; needed 0 or more, and less than 1", kOp,
                 beta1);
   PRECAST_CHECK(!averages || (beta2 >= 0 && beta2 < 1), "%s: beta2 is %g; needed 0 or more, and less than 1", kOp,
@@ -232,7 +237,8 @@ void update_op(const TensorList& params, const TensorList& grads, const TensorLi
   args.kind = static_cast<int>(kind);
   args.flags = static_cast<int>(flags);
   const double numbers[kNumbers] = {lr, beta1, beta2, eps, weight_decay, extra};
-  launch_step(plan, plan.memory(kind == kLamb ? 2 * plan.blocks() : 0), args, nullptr, numbers, 1, nullptr, nullptr);
+  launch_step(plan, plan.memory(kind == Lamb::kNumber ? 2 * plan.blocks() : 0), args, nullptr, numbers, 1, nullptr,
+              nullptr);
 }
 
 }  // namespace

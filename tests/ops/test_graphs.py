@@ -14,6 +14,7 @@ import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast.ops import _folders  # noqa: E402
+from precast.ops._updates import DECOUPLED, NESTEROV, ON_CPU, RULES  # noqa: E402
 from tests.ops.tensors import assert_captured, made  # noqa: E402
 
 pytestmark = [
@@ -118,16 +119,17 @@ def test_opcheck_of_adam(copies: bool) -> None:
     assert set(torch.library.opcheck(RAW.adam_.default, (*args, *numbers)).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("rule", range(4))
+@pytest.mark.parametrize("rule", ON_CPU)
 def test_opcheck_of_optimize(rule: int) -> None:
     from precast.ops import cpu_optim  # noqa: F401 - it registers the formulas, as precast.optim does
 
     def tensors(*dtypes: Any) -> list[Any]:
         return [torch.rand(5, 3).to(dtypes[0]), torch.rand(7).to(dtypes[-1])]
 
-    first, second = (tensors(torch.float32) if rule in rules else [] for rules in ((0, 1, 3), (0, 2)))
-    steps = [torch.zeros(()) for _ in second]
-    row = [[1e-3, 0.9, 0.99, 1e-8, 0.1, 0.1, 1.0, 0.0, 1.0]] * 2
+    facts = RULES[rule]
+    first, second = (tensors(torch.float32) if wanted else [] for wanted in (True, facts.least > 1))
+    steps = [torch.zeros(()) for _ in first] if facts.counts else []
+    row = [[1e-3, 0.9, 0.99, 1e-8, 0.1, 0.1, DECOUPLED | NESTEROV, 1.0]] * 2
     lists = (tensors(torch.float32), tensors(torch.bfloat16), first, second, [], steps, tensors(torch.bfloat16))
     args = (*lists, torch.empty(0, dtype=torch.int64), torch.tensor(row, dtype=torch.float64), 0.5, rule)
     assert set(torch.library.opcheck(RAW.optimize_.default, args).values()) == {"SUCCESS"}

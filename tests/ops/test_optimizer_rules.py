@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.ops import cpu_optim, multi_tensor  # noqa: E402
-from precast.optim import _gathered, _rules  # noqa: E402
+from precast.optim import _gathered, _rules, others  # noqa: E402
 from precast.optim._rules import Kernel, Rule, State, option  # noqa: E402
 from precast.optim.cpu_base import CPUOptimizer  # noqa: E402
 from precast.optim.fused_base import FusedOptimizer  # noqa: E402
@@ -91,11 +91,12 @@ COL = State("col_var", shape=lambda p: (*p.shape[:-2], 1, p.shape[-1]) if p.dim(
 WHOLE = State("variance", shape=lambda p: p.shape if p.dim() < 2 else None)
 STATES = (ROW, COL, WHOLE)
 NUMBERS = (option("beta2_decay"), lambda group: group["eps"][1], option("d"), option("weight_decay"))
+MAXIMIZE = ((option("maximize"), 1),)
 FACTORED = Rule(
     TORCHS,
     {
-        "cpu": Kernel(7, STATES, (*NUMBERS, option("maximize")), ops=SimpleNamespace(optimize=optimize)),
-        "gpu": Kernel(8, STATES, NUMBERS, flags=((option("maximize"), 1),), ops=OnGpu()),
+        "cpu": Kernel(7, STATES, NUMBERS, flags=MAXIMIZE, ops=SimpleNamespace(optimize=optimize)),
+        "gpu": Kernel(8, STATES, NUMBERS, flags=MAXIMIZE, ops=OnGpu()),
     },
     not_negative=("lr", "weight_decay", "d"),
 )
@@ -223,7 +224,7 @@ def test_options_are_checked_by_the_table() -> None:
 
 def test_functions_of_one_rule_are_not_those_of_another() -> None:
     class Again(CPUFactored):
-        rule = _rules.SGD
+        rule = others.SGD
 
     assert CPUFactored.ops is FACTORED.kernels["cpu"].ops
-    assert Again.ops is cpu_optim and Again.kernel is _rules.SGD.kernels["cpu"]
+    assert Again.ops is cpu_optim and Again.kernel is others.SGD.kernels["cpu"]

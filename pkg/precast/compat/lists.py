@@ -14,6 +14,17 @@ import torch
 from torch import Tensor
 
 from precast.compat.members import kernel
+from precast.ops._updates import (
+    ADAGRAD,
+    ADAM,
+    ALWAYS_ADAPT,
+    DECOUPLED,
+    LAMB,
+    NESTEROV,
+    SGD,
+    SUMMED,
+    UNCORRECTED,
+)
 
 __all__ = [
     "multi_tensor_adagrad",
@@ -51,8 +62,6 @@ def multi_tensor_adam(
 
     A positive ``div_scale`` divides the gradients. ``noop_flag`` is not used: infinities reach the parameters.
     """
-    from precast.ops.multi_tensor import ADAM, DECOUPLED, UNCORRECTED
-
     grads, params, firsts, seconds = (list(tensors) for tensors in _counted(tensor_lists, 4))
     factor = 1.0 / div_scale if div_scale > 0 else 1.0
     kernel("multi_tensor_update_")(
@@ -81,8 +90,6 @@ def multi_tensor_sgd(
     A fourth list receives the rounded parameters. Gradients are multiplied by ``scale``. With ``first_run`` the
     momenta become the gradients. Without momentum, the momenta are neither read nor written.
     """
-    from precast.ops.multi_tensor import DECOUPLED, NESTEROV, SGD
-
     grads, params, firsts, copies = (
         list(tensors) for tensors in (*_counted(tensor_lists, 3, 4), *([[]] * (4 - len(tensor_lists))))
     )
@@ -109,8 +116,6 @@ def multi_tensor_adagrad(
     With ``mode`` 1 the parameters decay themselves, with 0 the decay is added to the gradients. ``noop_flag`` is
     not used.
     """
-    from precast.ops.multi_tensor import ADAGRAD, DECOUPLED
-
     grads, params, sums = (list(tensors) for tensors in _counted(tensor_lists, 3))
     kernel("multi_tensor_update_")(
         *(params, grads, sums, [], [], [], None, None),
@@ -144,8 +149,6 @@ def multi_tensor_lamb(
     average with a weight of one. With ``use_nvlamb_python``, steps without weight decay are scaled too.
     ``noop_flag`` is not used.
     """
-    from precast.ops.multi_tensor import ALWAYS_ADAPT, DECOUPLED, LAMB, SUMMED, UNCORRECTED
-
     grads, params, firsts, seconds = (list(tensors) for tensors in _counted(tensor_lists, 4))
     adapts = bool(use_nvlamb_python) or weight_decay != 0
     flags = DECOUPLED * bool(mode) + ALWAYS_ADAPT * adapts

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
-from precast.optim import compat  # noqa: F401  # the names of older packages
-from precast.optim.cpu_adagrad import CPUAdagrad
-from precast.optim.cpu_adam import CPUAdam, CPUAdamOptimizer
-from precast.optim.cpu_lion import CPULion
-from precast.optim.cpu_sgd import CPUSGD
-from precast.optim.fused_adam import FusedAdam, FusedAdamW
-from precast.optim.fused_others import FusedAdagrad, FusedLAMB, FusedLion, FusedSGD
+from precast.compat.adam import CPUAdamOptimizer
+from precast.optim import (
+    adam,
+    compat,  # noqa: F401  # the names of older packages
+    others,
+)
+from precast.optim.adam import *  # noqa: F403
 from precast.optim.hybrid_adam import HybridAdam
+from precast.optim.others import *  # noqa: F403
 
-__all__ = [
-    "CPUSGD",
-    "CPUAdagrad",
-    "CPUAdam",
-    "CPUAdamOptimizer",
-    "CPULion",
-    "FusedAdagrad",
-    "FusedAdam",
-    "FusedAdamW",
-    "FusedLAMB",
-    "FusedLion",
-    "FusedSGD",
-    "HybridAdam",
-]
+__all__ = ["CPUAdamOptimizer", "HybridAdam"]
+__all__ += adam.__all__
+__all__ += others.__all__

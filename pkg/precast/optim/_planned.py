@@ -57,6 +57,11 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
+def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among the arguments of a constructor, which passes its ``locals()``: so its signature lists them."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
+
+
 # Options that torch's classes lack, with their defaults.
 OURS = {"bias_correction": True, "state_dtype": torch.float32, "master_weights": False}
 _NONE = object()

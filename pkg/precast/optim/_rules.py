@@ -1,7 +1,8 @@
-"""The optimizers as data: the states of a rule, the checks of its options, and the kernel that it has on each device.
+"""What a rule is: its states, the checks of its options, and the kernel that it has on each device.
 
-A new rule is one more row of this table, an op, and a class whose constructor names its options. Every state may have
-a shape of its own, as the row and column factors of Adafactor do.
+The rules are rows of this form in ``adam.py`` and ``others.py``. Below each row are the classes that it makes of the
+back ends: ``CPUOptimizer`` and ``FusedOptimizer``. Every state may have a shape of its own, as the row and column
+factors of Adafactor do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from precast.ops import cpu_optim, multi_tensor
+from precast.ops import _updates, multi_tensor
 from precast.ops._shards import is_dtensor, local_like
 
 Group: TypeAlias = "dict[str, Any]"
@@ -76,10 +77,10 @@ class Kernel:
     number: int  # of the rule, in the op
     lists: tuple[State | None, ...]  # in the op's order; None: a list that the rule leaves empty
     numbers: tuple[Number, ...]  # the op's columns after the learning rate
-    at_first: tuple[Number, ...] | None = None  # the same for the step that creates the states, if they differ
+    at_first: tuple[Number, ...] | None = None  # on the CPU, of a step that creates the states
     flags: tuple[tuple[Number, int], ...] = ()
     counts: bool = True  # the op reads how many steps there were
-    sparse: bool = False  # gradients in COO layout: only their elements are updated
+    sparse: bool = False  # on the CPU: gradients in COO layout, of which only their elements are updated
     apply: int | None = None  # the second of two launches, which reads sums over all shards
     # Functions instead of those of cpu_optim (``optimize``, and for steps that keep their lists ``optimize_again`` and
     # ``forget``) or of multi_tensor (``plan``, ``step_`` and ``forget``).
@@ -108,14 +109,17 @@ class Kernel:
             self._present[key] = found
         return found
 
-    def values(self, group: Group, fresh: bool = False) -> list[Any]:
+    def values(self, group: Group) -> list[Any]:
         """The group's numbers in the op's columns, without the learning rate."""
-        numbers = self.at_first if fresh and self.at_first is not None else self.numbers
-        return [number(group) for number in numbers]
+        return [number(group) for number in self.numbers]
 
     def bits(self, group: Group) -> int:
         """The group's flags."""
-        return sum([bit for flag, bit in self.flags if flag(group)])
+        found = 0
+        for flag, bit in self.flags:  # a third of the time of sum() over a list
+            if flag(group):
+                found |= bit
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,122 +203,14 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() != 1
 
 
-def _check_nesterov(options: Mapping[str, Any]) -> None:
-    if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
-        found = f"momentum {options['momentum']} and dampening {options['dampening']}"
-        raise ValueError(f"nesterov with {found}; needed a momentum above 0 and no dampening")
+# ---- what most rows have ----
+# The columns of a kernel: two betas, eps, the decay of the weights, and one more.
+
+BETAS, EPS, DECAY = (beta(0), beta(1)), option("eps"), option("weight_decay")
+MAXIMIZE = (option("maximize"), _updates.MAXIMIZE)
+FIRST, SECOND = State("exp_avg"), State("exp_avg_sq")
 
 
-# ---- the table ----
-# The columns of both devices: two betas, eps, the decay of the weights, and one more; then on the CPU a flag and
-# whether to maximize, which are bits on the GPU.
-
-_BETAS, _EPS, _DECAY = (beta(0), beta(1)), option("eps"), option("weight_decay")
-_MAXIMIZE = option("maximize")
-_TO_MAXIMIZE = (_MAXIMIZE, multi_tensor.MAXIMIZE)
-_UNCORRECTED = lacks("bias_correction")
-_FIRST, _SECOND = State("exp_avg"), State("exp_avg_sq")
-_GREATEST = State("max_exp_avg_sq", when="amsgrad")
-_MOMENTUM = State("momentum_buffer", when="momentum")
-_SUM = State("sum", initial="initial_accumulator_value")
-_DIRECTION = State("direction", saved=False)
-
-_ADAM_ON = {
-    "cpu": Kernel(
-        cpu_optim.ADAM,
-        lists=(_FIRST, _SECOND, _GREATEST),
-        numbers=(*_BETAS, _EPS, _DECAY, _UNCORRECTED, option("decoupled"), _MAXIMIZE),
-    ),
-    "gpu": Kernel(
-        multi_tensor.ADAM,
-        lists=(_FIRST, _SECOND, _GREATEST),
-        numbers=(*_BETAS, _EPS, _DECAY, zero),
-        flags=(
-            _TO_MAXIMIZE,
-            (option("decoupled_weight_decay"), multi_tensor.DECOUPLED),
-            (_UNCORRECTED, multi_tensor.UNCORRECTED),
-        ),
-    ),
-}
-ADAM = Rule(torch.optim.Adam, _ADAM_ON, ("lr", "weight_decay", "eps"), check_betas)
-ADAMW = Rule(torch.optim.AdamW, _ADAM_ON, ("lr", "weight_decay", "eps"), check_betas)
-
-SGD = Rule(
-    torch.optim.SGD,
-    {
-        "cpu": Kernel(
-            cpu_optim.SGD,
-            lists=(_MOMENTUM, None, None),
-            numbers=(option("momentum"), zero, zero, _DECAY, option("dampening"), option("nesterov"), _MAXIMIZE),
-            # A new buffer is the gradient itself.
-            at_first=(option("momentum"), zero, zero, _DECAY, zero, option("nesterov"), _MAXIMIZE),
-            counts=False,
-        ),
-        "gpu": Kernel(
-            multi_tensor.SGD,
-            lists=(_MOMENTUM, None, None),
-            numbers=(option("dampening"), zero, zero, _DECAY, option("momentum")),
-            flags=(_TO_MAXIMIZE, (option("nesterov"), multi_tensor.NESTEROV)),
-        ),
-    },
-    ("lr", "weight_decay", "momentum"),
-    _check_nesterov,
-)
-
-ADAGRAD = Rule(
-    torch.optim.Adagrad,
-    {
-        "cpu": Kernel(
-            cpu_optim.ADAGRAD,
-            lists=(None, _SUM, None),
-            numbers=(zero, zero, _EPS, _DECAY, option("lr_decay"), zero, _MAXIMIZE),
-            sparse=True,
-        ),
-        "gpu": Kernel(
-            multi_tensor.ADAGRAD,
-            lists=(_SUM, None, None),
-            numbers=(zero, zero, _EPS, _DECAY, option("lr_decay")),
-            flags=(_TO_MAXIMIZE,),
-        ),
-    },
-    ("lr", "weight_decay", "lr_decay", "initial_accumulator_value", "eps"),
-)
-
-LION = Rule(
-    None,
-    {
-        "cpu": Kernel(
-            cpu_optim.LION,
-            lists=(_FIRST, None, None),
-            numbers=(*_BETAS, zero, _DECAY, zero, always, _MAXIMIZE),
-            counts=False,
-        ),
-        "gpu": Kernel(
-            multi_tensor.LION,
-            lists=(_FIRST, None, None),
-            numbers=(*_BETAS, zero, _DECAY, zero),
-            flags=(_TO_MAXIMIZE, (always, multi_tensor.DECOUPLED)),
-        ),
-    },
-    check=check_betas,
-)
-
-LAMB = Rule(
-    None,
-    {
-        "gpu": Kernel(
-            multi_tensor.LAMB,
-            lists=(_FIRST, _SECOND, _DIRECTION),
-            numbers=(*_BETAS, _EPS, _DECAY, zero),
-            flags=(
-                _TO_MAXIMIZE,
-                (always, multi_tensor.DECOUPLED),  # the decay is part of the step
-                (option("always_adapt"), multi_tensor.ALWAYS_ADAPT),
-                (_UNCORRECTED, multi_tensor.UNCORRECTED),
-            ),
-            apply=multi_tensor.LAMB_APPLY,
-        ),
-    },
-    ("lr", "weight_decay", "eps"),
-    check_betas,
-)
+def on_both(kernel: Kernel) -> dict[str, Kernel]:
+    """The kernels of a rule that is the same on both devices."""
+    return {"cpu": kernel, "gpu": kernel}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from precast.optim import fused_adam
+from precast.optim import adam
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["FusedAdam"]
 
 
-class FusedAdam(fused_adam.FusedAdam):
+class FusedAdam(adam.FusedAdam):
     """:class:`precast.optim.FusedAdam`, called as in the older packages.
 
     ``precast.optim.FusedAdam`` follows ``torch.optim.Adam`` instead: its weight decay is added to the gradient.

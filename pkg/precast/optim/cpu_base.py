@@ -76,7 +76,8 @@ class CPUOptimizer(PlannedOptimizer):
         """
         loss = loss_of(closure)
         scaler = getattr(self, "grad_scale", None)
-        warn_of_late_copies(self._called, scaler)
+        if scaler is not None:
+            warn_of_late_copies(self._called, scaler)
         for found in (found_inf, getattr(self, "found_inf", None)):
             if found is not None and float(found) != 0:
                 return loss

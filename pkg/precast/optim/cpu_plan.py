@@ -56,6 +56,7 @@ class Plan:
     __slots__ = (
         "__weakref__",
         "_alone",
+        "_columns",
         "_inference",
         "_kernel",
         "_known",
@@ -99,8 +100,9 @@ class Plan:
         self.lists = (params, *lists, steps, self._like(params, copies))
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
         self._written += [item.copy for item in items if item.copy is not None and item.rows is not None]
-        # The learning rate, the numbers and the count of parameters.
-        self._row = Struct(f"{len(kernel.numbers) + 2}d")
+        # The learning rate, the numbers, the flags and the count of parameters.
+        self._row = Struct(f"{len(kernel.numbers) + 3}d")
+        self._columns = (kernel.numbers, kernel.at_first or kernel.numbers)
         self._values = bytearray(self._row.size * len(self.rows))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
         # The kernel uses these tensors again, so they must be the real ones, not wrappers around them.
@@ -181,9 +183,10 @@ class Plan:
         return self._ops.optimize_again(self._number, NO_NUMBERS, 1.0, 0.0)  # type: ignore[no-any-return]
 
     def _fill(self) -> None:
-        row, at = self._row, 0
+        row, bits, at = self._row, self._kernel.bits, 0
         for group, fresh, count in self.rows:
-            row.pack_into(self._values, at, group["lr"], *self._kernel.values(group, fresh), count)
+            numbers = [number(group) for number in self._columns[fresh]]
+            row.pack_into(self._values, at, group["lr"], *numbers, bits(group), count)
             at += row.size
 
 

@@ -50,7 +50,7 @@ class Plan:
 
 
 class FusedOptimizer(PlannedOptimizer):
-    """An optimizer on the GPU; a subclass has a rule and its options."""
+    """An optimizer on the GPU; a subclass has a rule, and its constructor names the rule's options."""
 
     device: ClassVar[str] = "gpu"
     _over_lists: ClassVar[Any] = multi_tensor
@@ -58,7 +58,8 @@ class FusedOptimizer(PlannedOptimizer):
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _norm: Tensor | None = None  # of the current step's gradients, over all shards
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        max_grad_norm = defaults.pop("max_grad_norm", None)  # of the optimizer, not of a group
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}; needed a positive number, or None")
         self.max_grad_norm = max_grad_norm

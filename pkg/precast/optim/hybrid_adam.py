@@ -12,12 +12,12 @@ from torch import Tensor
 
 from precast.ops import multi_tensor
 from precast.ops._shards import is_dtensor
-from precast.optim import _gathered, _rules
-from precast.optim._planned import TorchsKeys, light, loss_of, outside_dynamo
+from precast.optim import _gathered
+from precast.optim._planned import TorchsKeys, light, loss_of, options_of, outside_dynamo
+from precast.optim._rules import Rule
 from precast.optim._watched import Seen
-from precast.optim.cpu_adam import CPUAdam
+from precast.optim.adam import ADAMW, CPUAdam, FusedAdam
 from precast.optim.cpu_base import warn_of_late_copies
-from precast.optim.fused_adam import FusedAdam
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -60,7 +60,7 @@ class HybridAdam(TorchsKeys):
         optimizer.step()
     """
 
-    rule: ClassVar[_rules.Rule] = _rules.ADAMW
+    rule: ClassVar[Rule] = ADAMW
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
 
     def __init__(
@@ -78,13 +78,13 @@ class HybridAdam(TorchsKeys):
         state_dtype: torch.dtype | None = torch.float32,
         gpu_bytes: int | None = None,
     ) -> None:
+        options = options_of(locals())
+        options["decoupled_weight_decay"] = options.pop("adamw_mode")
+        del options["gpu_bytes"]  # of the optimizer, not of a group
         if gpu_bytes is not None and not gpu_bytes >= 0:
             raise ValueError(f"gpu_bytes is {gpu_bytes}; needed 0 or more, or None")
         self.gpu_bytes = gpu_bytes
         self._sides: _Sides | None = None
-        options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        options |= {"decoupled_weight_decay": adamw_mode, "amsgrad": amsgrad, "maximize": maximize}
-        options |= {"bias_correction": bias_correction, "state_dtype": state_dtype}
         super().__init__(params, options)
 
     @light

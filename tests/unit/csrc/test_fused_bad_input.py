@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import multi_tensor  # noqa: E402
+from precast.ops import _updates, multi_tensor  # noqa: E402
 from precast.ops.multi_tensor import check_lists  # noqa: E402
 from precast.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedLion, FusedSGD, _gathered  # noqa: E402
 
@@ -180,17 +180,17 @@ def test_sums_over_shards_that_do_not_fit(list_gpu: Any) -> None:
     number = multi_tensor.plan(*tensors, [], [], torch.zeros(1, 2, dtype=torch.int32))
     step = functools.partial(multi_tensor.step_, number, tensors[1], torch.zeros(1), torch.zeros(1, 6).double(), [])
     with pytest.raises(RuntimeError, match="LAMB's second launch needs sums"):
-        step(None, None, 0.0, multi_tensor.LAMB_APPLY, 0, None, None)
+        step(None, None, 0.0, _updates.LAMB_APPLY, 0, None, None)
     for kind, sums in (
-        (multi_tensor.LAMB, torch.zeros(3)),
-        (multi_tensor.LAMB, torch.zeros(2).double()),
-        (multi_tensor.LAMB_APPLY, torch.zeros(4)[::2]),
-        (multi_tensor.ADAM, torch.zeros(2)),
+        (_updates.LAMB, torch.zeros(3)),
+        (_updates.LAMB, torch.zeros(2).double()),
+        (_updates.LAMB_APPLY, torch.zeros(4)[::2]),
+        (_updates.ADAM, torch.zeros(2)),
     ):
         with pytest.raises(RuntimeError, match="two float32 for each of 1 tensors are needed"):
             step(None, None, 0.0, kind, 0, None, sums)
     with pytest.raises(RuntimeError, match="norm is float32 of shape"):
-        step(None, None, 1.0, multi_tensor.LAMB, 0, torch.zeros(2), None)
+        step(None, None, 1.0, _updates.LAMB, 0, torch.zeros(2), None)
     multi_tensor.forget(number, torch.zeros(1))
     assert tensors[0][0].tolist() == [1.0, 1.0, 1.0]
     list_gpu.check_launches([])

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.compat import lists  # noqa: E402
-from precast.ops import multi_tensor  # noqa: E402
+from precast.ops import _updates  # noqa: E402
 from tests.ops import list_functions as must  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -82,7 +82,7 @@ def test_lists_that_are_refused(module: Any) -> None:
     assert all(map(torch.equal, tensors[1], before))
 
 
-@pytest.mark.parametrize("kind", [-1, multi_tensor.LAMB_APPLY])
+@pytest.mark.parametrize("kind", [-1, _updates.LAMB_APPLY])
 def test_an_update_of_lists_that_there_is_not(list_gpu: Any, kind: int) -> None:
     # LAMB's second launch needs the sums of the first, which only multi_tensor_step_ takes
     tensors = [must.made(torch.float32, seed) for seed in range(5)]
@@ -112,7 +112,7 @@ def test_a_step_of_lists_refuses_a_number_inside_a_parameter(list_gpu: Any, name
     numbers = (1.0, 1.0, 0.1, 0.9, 0.999, 1e-8, 0.0, 0.0)
     with pytest.raises(RuntimeError, match=f"multi_tensor_update_: .*{name}.* shares memory"):
         list_gpu.ops.multi_tensor_update_(
-            *tensors[:4], [], [], inside["found_inf"], inside["grad_scale"], *numbers, multi_tensor.ADAM, 0
+            *tensors[:4], [], [], inside["found_inf"], inside["grad_scale"], *numbers, _updates.ADAM, 0
         )
 
 
@@ -121,7 +121,7 @@ NUMBERS = {"step": 1.0, "factor": 1.0, "lr": 0.1, "beta1": 0.9, "beta2": 0.999, 
 
 def adam(list_gpu: Any, tensors: Any, **others: float) -> None:
     numbers = {**NUMBERS, **others}.values()
-    list_gpu.ops.multi_tensor_update_(*tensors, [], [], None, None, *numbers, multi_tensor.ADAM, 0)
+    list_gpu.ops.multi_tensor_update_(*tensors, [], [], None, None, *numbers, _updates.ADAM, 0)
 
 
 @pytest.mark.parametrize("name", ["step", "beta1", "beta2"])

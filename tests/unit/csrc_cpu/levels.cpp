@@ -19,6 +19,7 @@
 #include "common/cpu_level.h"
 #include "cpu_optim/cpu.h"
 #include "layer_norm/cpu.h"
+#include "multi_tensor/rules.h"
 #include "rms_norm/cpu.h"
 #include "rotary/cpu.h"
 #include "softmax/cpu.h"
@@ -80,7 +81,8 @@ precast::cpu_optim::Step step(bool flag) {
   s.rest1 = 0.1f, s.rest2 = 0.001f;
   s.l2 = flag ? 0.0f : 0.01f;
   s.minus_step_size = -3.7e-3f, s.root_scale = 18.3f, s.eps = 1e-8f;
-  s.nesterov = flag;
+  s.momentum = s.beta1;
+  s.flags = flag ? precast::rules::kNesterov : 0;
   return s;
 }
 
@@ -89,14 +91,14 @@ using Update = precast::cpu_optim::UpdateFunction;
 // Which of the three states each rule is run with: Adam, AMSGrad, SGD, with momentum, Adagrad, Lion.
 constexpr struct {
   const char* name;
-  precast::cpu_optim::Rule rule;
+  int rule;
   bool states[precast::cpu_optim::kStates];
-} kRules[] = {{"adam", precast::cpu_optim::Rule::kAdam, {true, true, false}},
-              {"amsgrad", precast::cpu_optim::Rule::kAdam, {true, true, true}},
-              {"sgd", precast::cpu_optim::Rule::kSgd, {false, false, false}},
-              {"momentum", precast::cpu_optim::Rule::kSgd, {true, false, false}},
-              {"adagrad", precast::cpu_optim::Rule::kAdagrad, {false, true, false}},
-              {"lion", precast::cpu_optim::Rule::kLion, {true, false, false}}};
+} kRules[] = {{"adam", precast::rules::Adam::kNumber, {true, true, false}},
+              {"amsgrad", precast::rules::Adam::kNumber, {true, true, true}},
+              {"sgd", precast::rules::Sgd::kNumber, {false, false, false}},
+              {"momentum", precast::rules::Sgd::kNumber, {true, false, false}},
+              {"adagrad", precast::rules::Adagrad::kNumber, {true, false, false}},
+              {"lion", precast::rules::Lion::kNumber, {true, false, false}}};
 
 void optimizers(Update update) {
   using precast::cpu_optim::Type;
@@ -293,7 +295,7 @@ void huge() {
   for (const int64_t unit : {int64_t{0}, kMiddle / kUnit - 1, kMiddle / kUnit, units(kCount) - 1}) {
     const int64_t begin = unit * kUnit, end = begin + kUnit < kCount ? begin + kUnit : kCount;
     for (int64_t i = begin; i < end; ++i) grad[i] = static_cast<float>(i % 7 + 1);
-    PRECAST_AT_CPU_LEVEL(cpu_optim, update)({&slot, 1, &plain, Rule::kSgd, false, 0}, unit, unit + 1);
+    PRECAST_AT_CPU_LEVEL(cpu_optim, update)({&slot, 1, &plain, precast::rules::Sgd::kNumber, false, 0}, unit, unit + 1);
     for (int64_t i = begin; i < end; ++i) {
       if (param[i] != -grad[i]) precast::fail("element %lld is %g", static_cast<long long>(i), param[i]);
     }

@@ -158,7 +158,6 @@ OTHERS = {
     "common/simd_block.h kBlock": "two registers",
     "common/simd_tail.h kAll": "of a register",
     "cpu_optim/cpu.cpp kAhead": "prefetched",
-    "cpu_optim/cpu.h kRules": "names",
     "cpu_optim/cpu.h kStates": "names",
     "decode_attention/cpu.cpp kAcross": "registers",
     "decode_attention/cpu.cpp kKeys": "kLanes",

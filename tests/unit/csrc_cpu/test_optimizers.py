@@ -15,19 +15,27 @@ from tests.unit.csrc_cpu.tensors import Lists, assert_same_bits, copied
 
 torch = pytest.importorskip("torch")
 
+from precast.ops._updates import ADAGRAD, ADAM, DECOUPLED, LION, NESTEROV, SGD, UNCORRECTED  # noqa: E402
 from precast.ops.cpu_optim import reference as formulas  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-# Which of the three states a rule has, and the number that the op knows it by.
+# The number that the op knows a rule by, and which of the three states it has.
 RULES = {
-    "adam": (0, (0, 1)),
-    "amsgrad": (0, (0, 1, 2)),
-    "sgd": (1, ()),
-    "momentum": (1, (0,)),
-    "adagrad": (2, (1,)),
-    "lion": (3, (0,)),
+    "adam": (ADAM, (0, 1)),
+    "amsgrad": (ADAM, (0, 1, 2)),
+    "sgd": (SGD, ()),
+    "momentum": (SGD, (0,)),
+    "adagrad": (ADAGRAD, (0,)),
+    "lion": (LION, (0,)),
+}
+# The flags of a rule, without and with the options that the tests turn on.
+FLAGS = {
+    ADAM: (0, DECOUPLED | UNCORRECTED),
+    SGD: (0, NESTEROV),
+    ADAGRAD: (0, 0),
+    LION: (DECOUPLED, DECOUPLED),
 }
 PARAM, GRAD, STATE, COPY = 0, 1, 2, 5
 
@@ -36,30 +44,31 @@ def made(rule: str, sizes: tuple[int, ...], *, param: Any = F32, grad: Any = F32
     """Parameters, gradients, three lists of states (those the rule has not are empty) and copies."""
     generator = torch.Generator().manual_seed(0)
     lists = [[torch.randn(n, generator=generator).to(dtype) for n in sizes] for dtype in (param, grad, F32, F32, F32)]
-    lists[3:5] = [[t.abs() for t in tensors] for tensors in lists[3:5]]
+    squares = 2 if rule == "adagrad" else 3
+    lists[squares:5] = [[t.abs() for t in tensors] for tensors in lists[squares:5]]
     for state in {0, 1, 2} - set(RULES[rule][1]):
         lists[STATE + state] = []
     return [*lists, [torch.zeros(n, dtype=copy) for n in sizes]]
 
 
-def row(**changes: float) -> list[float]:
+def row(number: int, *, on: bool = True, **changes: float) -> list[float]:
+    dampening = number == SGD  # its column is that of beta1, and the momentum's the last one
     numbers = {
         "lr": 1e-2,
-        "beta1": 0.9,
+        "beta1": 0.1 if dampening else 0.9,
         "beta2": 0.99,
         "eps": 1e-8,
         "decay": 0.1,
-        "extra": 0.1,
-        "flag": 1.0,
-        "max": 0.0,
+        "extra": 0.9 if dampening else 0.1,
+        "flags": FLAGS[number][on],
     }
     return list({**numbers, **changes}.values())
 
 
-def step(rule: str, lists: Lists, *, count: float = 4.0, scale: float = 0.5, op: Any = None, **changes: float) -> Lists:
+def step(rule: str, lists: Lists, *, count: float = 4.0, scale: float = 0.5, op: Any = None, **changes: Any) -> Lists:
     number = RULES[rule][0]
-    steps = [torch.tensor(count) for _ in lists[0]] if number in (0, 2) else []
-    numbers = torch.tensor([[*row(**changes), float(len(lists[0]))]], dtype=torch.float64)
+    steps = [torch.tensor(count) for _ in lists[0]] if number in (ADAM, ADAGRAD) else []
+    numbers = torch.tensor([[*row(number, **changes), float(len(lists[0]))]], dtype=torch.float64)
     call = op or torch.ops.precast.optimize_
     call(*lists[:COPY], steps, lists[COPY], torch.empty(0, dtype=torch.int64), numbers, scale, number)
     assert all(float(t) == count + 1 for t in steps)
@@ -70,7 +79,7 @@ def step(rule: str, lists: Lists, *, count: float = 4.0, scale: float = 0.5, op:
 def test_each_of_50_steps_is_within_1e_6_of_float64(optim_levels: Any, level: str, rule: str) -> None:
     """Of the size of what is added: the parameter, and lr times the direction. Lion's sign may turn where it is 0."""
     optim_levels.choose(level)
-    lists = made(rule, (997, 0, 5))
+    lists, squares = made(rule, (997, 0, 5)), STATE + (rule != "adagrad")
     for number in range(50):
         for grad in lists[GRAD]:
             grad.copy_(torch.randn(grad.shape, generator=torch.Generator().manual_seed(number)))
@@ -80,21 +89,21 @@ def test_each_of_50_steps_is_within_1e_6_of_float64(optim_levels: Any, level: st
         step(rule, lists, count=float(number))
         for which in (PARAM, *(STATE + state for state in RULES[rule][1])):
             for ours, right, was, grad in zip(*(x[which] for x in (lists, exact, before)), lists[GRAD], strict=True):
-                near = 1e-6 * (was.abs() + right.abs() + 0.1 * grad.abs() + (2 * grad).square() * (which == STATE + 1))
+                near = 1e-6 * (was.abs() + right.abs() + 0.1 * grad.abs() + (2 * grad).square() * (which == squares))
                 far = (ours.double() - right).abs() > near
                 assert int(far.sum()) <= (2 if rule == "lion" and which == PARAM else 0), f"step {number}, list {which}"
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("flag", [0.0, 1.0])
-def test_levels_agree(optim_levels: Any, rule: str, flag: float) -> None:
+@pytest.mark.parametrize("on", [False, True])
+def test_levels_agree(optim_levels: Any, rule: str, on: bool) -> None:
     """Bitwise with fused multiply-add; without, by a few units in the last place where nothing cancels."""
 
     def compute() -> Lists:
         lists = made(rule, (1003,))
         lists[PARAM], lists[GRAD] = ([t.abs() + 0.5 for t in tensors] for tensors in lists[:2])
         lists[STATE] = [t.abs() + 0.5 for t in lists[STATE]]
-        return step(rule, lists, flag=flag)
+        return step(rule, lists, on=on)
 
     results = optim_levels.each(compute)
     reference = results.pop(LEVELS[0])
@@ -146,7 +155,7 @@ def test_denormal_gradients_are_not_flushed(optim_levels: Any, level: str, rule:
     ]
     exact = step(rule, [[t.double() for t in tensors] for tensors in lists], scale=1.0, op=formulas.optimize_)
     step(rule, lists, scale=1.0)
-    for which in (PARAM, *(STATE + state for state in RULES[rule][1] if state == 0)):
+    for which in (PARAM, *(STATE + state for state in RULES[rule][1] if state == 0 and rule != "adagrad")):
         torch.testing.assert_close(lists[which][0].double(), exact[which][0], rtol=1e-5, atol=2e-45)
         assert bool((lists[which][0] != 0).all())
 
@@ -266,12 +275,12 @@ def test_a_storage_that_was_cut_is_refused_whichever_it_is(optim_levels: Any, ru
     names = ["params", "grads", "first", "second", "third", "steps", "copies"]
     for which in range(len(names)):
         lists = made(rule, (24,))
-        lists.insert(COPY, [torch.tensor(3.0)] if number in (0, 2) else [])
+        lists.insert(COPY, [torch.tensor(3.0)] if number in (ADAM, ADAGRAD) else [])
         if not lists[which]:
             continue
         storage = lists[which][0].untyped_storage()
         storage.resize_(storage.nbytes() - 2)
-        numbers = torch.tensor([[*row(), 1.0]], dtype=torch.float64)
+        numbers = torch.tensor([[*row(number), 1.0]], dtype=torch.float64)
         with pytest.raises(RuntimeError, match=rf"{names[which]}\[0\] has .*a storage of only \d+ bytes"):
             torch.ops.precast.optimize_(*lists, torch.empty(0, dtype=torch.int64), numbers, 1.0, number)
 
@@ -281,18 +290,18 @@ def test_numbers_rules_and_plans_that_are_none(optim_levels: Any) -> None:
     op, none = torch.ops.precast.optimize_, torch.empty(0, dtype=torch.int64)
     lists = made("sgd", (24,))
 
-    def call(plan: Any = none, numbers: Any = None, rule: int = 1) -> None:
-        given = torch.tensor([[*row(), 1.0]], dtype=torch.float64) if numbers is None else numbers
+    def call(plan: Any = none, numbers: Any = None, rule: int = SGD) -> None:
+        given = torch.tensor([[*row(SGD), 1.0]], dtype=torch.float64) if numbers is None else numbers
         op(*lists[:COPY], [], lists[COPY], plan, given, 1.0, rule)
 
-    before = copied(lists)
+    before, one = copied(lists), row(SGD)
     for wrong, message in (
-        ({"rule": 4}, "rule is 4; needed 0, 1, 2 or 3"),
+        ({"rule": 4}, "there is no rule 4"),
         ({"numbers": torch.ones(9)}, "numbers is float32 of shape"),
-        ({"numbers": torch.ones(10, dtype=torch.float64)}, r"numbers is float64 of shape \(10,\); rows of 9"),
-        ({"numbers": torch.full((9,), 2.0).double()}, "numbers are for 2 params; there are 1"),
-        ({"numbers": torch.zeros(9).double()}, "numbers are for 0 params; there are 1"),
-        ({"numbers": torch.tensor([*row(), 1.0, *row(), -1.0, *row(), 1.0]).double()}, "numbers are for 0 params; th"),
+        ({"numbers": torch.ones(10, dtype=torch.float64)}, r"numbers is float64 of shape \(10,\); rows of 8"),
+        ({"numbers": torch.full((8,), 2.0).double()}, "numbers are for 2 params; there are 1"),
+        ({"numbers": torch.zeros(8).double()}, "numbers are for 0 params; there are 1"),
+        ({"numbers": torch.tensor([*one, 1.0, *one, -1.0, *one, 1.0]).double()}, "numbers are for 0 params; th"),
         ({"plan": torch.zeros(2, dtype=torch.int64)}, r"plan is int64 of shape \(2,\)"),
         ({"plan": torch.zeros(1)}, "plan is float32"),
     ):
@@ -300,9 +309,9 @@ def test_numbers_rules_and_plans_that_are_none(optim_levels: Any) -> None:
             call(**wrong)
     counted = made("adagrad", (24,))
     for steps in (torch.zeros(2), torch.zeros(0), torch.zeros((), dtype=torch.float64)):
-        given = torch.tensor([[*row(), 1.0]], dtype=torch.float64)
+        given = torch.tensor([[*row(ADAGRAD), 1.0]], dtype=torch.float64)
         with pytest.raises(RuntimeError, match=r"steps\[0\] is no single float32 on the cpu"):
-            op(*counted[:COPY], [steps], counted[COPY], none, given, 1.0, 2)
+            op(*counted[:COPY], [steps], counted[COPY], none, given, 1.0, ADAGRAD)
     assert_same_bits(counted, made("adagrad", (24,)))
     with pytest.raises(RuntimeError, match="there is no plan 999999; it was forgotten"):
         op([], lists[1], [], [], [], [], [], torch.tensor([999999]), torch.zeros(0).double(), 1.0, 1)

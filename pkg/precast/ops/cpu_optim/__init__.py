@@ -12,9 +12,9 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.in_place import below
 from precast.ops import _checks
+from precast.ops._updates import ON_CPU
 
-ADAM, SGD, ADAGRAD, LION = range(4)
-COLUMNS = 9  # of the numbers: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, extra, flag, maximize, count
+COLUMNS = 8  # of the numbers: those of _updates.Numbers, the flags, and how many parameters have them
 
 Lists = tuple[Sequence[Tensor], ...]  # params, three lists of states, steps, copies
 
@@ -34,7 +34,7 @@ def _check(
 ) -> None:
     """Raise unless the nonempty tensors at each index can be updated together."""
     op = "optimize_"
-    _checks.require(rule in range(4), lambda: f"{op}: rule is {rule}; needed 0, 1, 2 or 3")
+    _checks.require(rule in ON_CPU, lambda: f"{op}: there is no rule {rule}")
     for name, tensor in (
         ("plan", plan),
         ("numbers", numbers),

@@ -20,28 +20,11 @@ from precast._dispatch.formulas import are_bare, register
 from precast.ops import _checks
 from precast.ops._fx import is_traced, recorded
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
+from precast.ops._updates import RULES
 from precast.ops._written import check_readable
-from precast.ops.multi_tensor._lists import (
-    ADAGRAD,
-    ADAM,
-    FIRST,
-    LAMB,
-    LAMB_APPLY,
-    LION,
-    SECOND,
-    SGD,
-    THIRD,
-    check_given,
-    check_lists,
-    check_members,
-    check_scalar,
-)
+from precast.ops.multi_tensor._lists import check_given, check_lists, check_members, check_scalar
 
-__all__ = ["ADAGRAD", "ADAM", "LAMB", "LAMB_APPLY", "LION", "SGD"]  # the others are defined here
-
-# The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
-MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED, SUMMED = 1, 2, 4, 8, 16, 32
-STALE, UNCOUNTED = 0, 1
+STALE, UNCOUNTED = 0, 1  # Outcome of csrc/multi_tensor/host.cpp
 
 
 def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -269,11 +252,11 @@ def _check_update(
     op, (kind, _) = "multi_tensor_update_", numbers[-2:]
     others = {"firsts": firsts, "seconds": seconds, "thirds": thirds, "copies": copies}
     check_given(op, {"params": params, "grads": grads, **others})
-    check_members(op, {FIRST: bool(firsts), SECOND: bool(seconds), THIRD: bool(thirds)}, kind, LAMB)
+    check_members(op, (firsts, seconds, thirds), kind, apply=False)
     step, beta1, beta2 = numbers[0], *numbers[3:5]
-    if kind in (ADAM, LAMB, ADAGRAD):
+    if RULES[kind].counts:
         _checks.require(step >= 1, lambda: f"{op}: step is {step:g}; needed 1 or more")
-    for name, beta in (("beta1", beta1), ("beta2", beta2)) if kind in (ADAM, LAMB, LION) else ():
+    for name, beta in (("beta1", beta1), ("beta2", beta2)) if RULES[kind].averages else ():
         _checks.require(0 <= beta < 1, lambda: f"{op}: {name} is {beta:g}; needed 0 or more, and less than 1")  # noqa: B023
     for name, scalar in (("found_inf", found_inf), ("grad_scale", grad_scale)):
         check_scalar(op, name, scalar, params[0])

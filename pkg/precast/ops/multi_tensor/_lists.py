@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from precast.ops import _checks
-
-ADAM, SGD, ADAGRAD, LION, LAMB, LAMB_APPLY = range(6)  # Kind of args.h
-FIRST, SECOND, THIRD = 2, 3, 4  # members of a step, after the parameters and the gradients
-_NEEDED = {ADAM: (FIRST, SECOND), SGD: (), ADAGRAD: (FIRST,), LION: (FIRST,), LAMB: (FIRST, SECOND, THIRD)}
-_NEEDED[LAMB_APPLY] = _NEEDED[LAMB]
+from precast.ops._updates import LAMB_APPLY, RULES
 
 
 def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
@@ -46,11 +42,11 @@ def check_given(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
                 raise RuntimeError(f"{op}: {name}[{index}] and firsts[{index}] are of two dtypes; one is needed")
 
 
-def check_members(op: str, given: Mapping[int, bool], kind: int, last: int) -> None:
-    """Raise unless there is an update of this kind, and it has the states that it needs."""
-    if not ADAM <= kind <= last:
+def check_members(op: str, states: Sequence[Sequence[Tensor]], kind: int, *, apply: bool) -> None:
+    """Raise unless there is an update of this kind, and it has the states that it needs; ``apply``: LAMB's second."""
+    if kind not in RULES or (kind == LAMB_APPLY and not apply):
         raise RuntimeError(f"{op}: there is no update of kind {kind}")
-    if not all(given[member] for member in _NEEDED[kind]):
+    if not all(states[: RULES[kind].least]):
         raise RuntimeError(f"{op}: an update of kind {kind} needs states that were not given")
 
 

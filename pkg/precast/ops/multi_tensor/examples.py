@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precast.ops._folders import Examples
-from precast.ops.multi_tensor import ADAM, DECOUPLED
+from precast.ops._updates import ADAM, DECOUPLED
 
 EXAMPLES: Examples = {
     "multi_tensor_l2norm": lambda some: ([some(33), some(5, 7)],),

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, means_its_memory
 from precast.ops._reference import wide
-from precast.ops._written import check_apart, check_memory, is_short, overlap, range_of
-from precast.ops.multi_tensor import (
-    ADAGRAD,
-    ADAM,
+from precast.ops._updates import (
     ALWAYS_ADAPT,
     DECOUPLED,
     LAMB,
     LAMB_APPLY,
     MAXIMIZE,
-    NESTEROV,
-    SGD,
-    STALE,
-    SUMMED,
-    UNCORRECTED,
-    UNCOUNTED,
+    Number,
+    Numbers,
+    along,
+    update,
 )
-from precast.ops.multi_tensor._lists import (
-    FIRST,
-    SECOND,
-    THIRD,
-    check_given,
-    check_layout,
-    check_members,
-    check_scalar,
-    fits,
-)
+from precast.ops._written import check_apart, check_memory, is_short, overlap, range_of
+from precast.ops.multi_tensor import STALE, UNCOUNTED
+from precast.ops.multi_tensor._lists import check_given, check_layout, check_members, check_scalar, fits
 
-Number: TypeAlias = "float | Tensor"
 _NAMES = ("params", "grads", "firsts", "seconds", "thirds", "copies")
 
 
@@ -53,17 +39,6 @@ class _Row(NamedTuple):
     second: Tensor | None
     third: Tensor | None
     copy: Tensor | None
-
-
-class _Numbers(NamedTuple):
-    """The numbers of a group, in the order of the op's table."""
-
-    lr: Number
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    extra: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -189,7 +164,7 @@ def multi_tensor_step_(
     now = known.gradients(grads)
     if now is None:
         return STALE
-    check_members(op, _given(known.lists), kind, LAMB_APPLY)
+    check_members(op, [known.lists[name] for name in _NAMES[2:5]], kind, apply=True)
     _check_sums(op, len(now), kind, sums, steps)
     if grad_scale is not None and overlap(now):
         raise RuntimeError(f"{op}: two gradients share memory; each must have its own to be unscaled in place")
@@ -197,7 +172,7 @@ def multi_tensor_step_(
     if max_norm > 0.0 and norm is None:
         norm = multi_tensor_l2norm(now)[0]
     by = _factor(grad_scale, norm, max_norm, flags)
-    table = [_Numbers(*row) for row in groups.tolist()]
+    table = [Numbers(*row) for row in groups.tolist()]
     if rates:
         table = [numbers._replace(lr=rate.reshape(())) for numbers, rate in zip(table, rates, strict=True)]
     parts = None if sums is None else sums.view(-1, 2)
@@ -228,11 +203,6 @@ def _known(plan: int) -> _Plan:
     if plan not in _plans:
         raise RuntimeError(f"multi_tensor_step_: there is no plan {plan}")
     return _plans[plan]
-
-
-def _given(lists: dict[str, list[Tensor]]) -> dict[int, bool]:
-    members = {FIRST: "firsts", SECOND: "seconds", THIRD: "thirds"}
-    return {member: bool(lists[name]) for member, name in members.items()}
 
 
 def _check_lists(op: str, lists: dict[str, list[Tensor]]) -> None:
@@ -316,7 +286,7 @@ def multi_tensor_update_(
 ) -> None:
     """One step of any kind, one tensor after the other; nothing if ``found_inf`` is not 0."""
     by = _factor(grad_scale, None, 0.0, flags) * factor
-    numbers = _Numbers(lr, beta1, beta2, eps, weight_decay, extra)
+    numbers = Numbers(lr, beta1, beta2, eps, weight_decay, extra)
     skip = None if found_inf is None else found_inf.reshape(()) != 0
     given = map(list, (params, grads, firsts, seconds, thirds, copies))
     lists: dict[str, list[Tensor]] = dict(zip(_NAMES, given, strict=True))
@@ -330,51 +300,22 @@ def multi_tensor_update_(
 
 
 def _update(
-    row: _Row, by: Number, step: Number, numbers: _Numbers, kind: int, flags: int, skip: Tensor | None
+    row: _Row, by: Number, step: Number, numbers: Numbers, kind: int, flags: int, skip: Tensor | None
 ) -> Tensor:
     """Update the states and, but for LAMB, the parameter; returns the direction of the step."""
-    lr, beta1, beta2, eps, weight_decay, extra = numbers
-    l2, decay = (0.0, weight_decay) if flags & DECOUPLED else (weight_decay, 0.0)
-    p = wide(row.param)
-    g = wide(row.grad) * by + _times(l2, p)
-    if kind in (ADAM, LAMB):
-        assert row.first is not None and row.second is not None  # the checks have seen to it
-        summed = kind == LAMB and flags & SUMMED
-        m = _keep(row.first, wide(row.first) * beta1 + g * (1.0 if summed else 1.0 - beta1), skip)
-        v = _keep(row.second, wide(row.second) * beta2 + g.square() * (1.0 - beta2), skip)
-        if kind == ADAM and row.third is not None:
-            v = _keep(row.third, torch.maximum(wide(row.third), v), skip)
-        left = (1.0, 1.0) if flags & UNCORRECTED else (_correction(beta1, step), _correction(beta2, step))
-        g = m / left[0] / ((v / left[1]).sqrt() + eps)
-    elif kind == SGD:
-        if row.first is not None:
-            m = wide(row.first) * extra + g * (1.0 - beta1)
-            began = torch.where(step == 1.0, g, m) if isinstance(step, Tensor) else g if step == 1.0 else m
-            m = _keep(row.first, began, skip)
-            g = g + extra * m if flags & NESTEROV else m
-    elif kind == ADAGRAD:
-        assert row.first is not None
-        g = g / (_keep(row.first, wide(row.first) + g.square(), skip).sqrt() + eps) / (1.0 + (step - 1.0) * extra)
-    else:  # Lion
-        assert row.first is not None
-        between = wide(row.first) * beta1 + g * (1.0 - beta1)
-        _keep(row.first, wide(row.first) * beta2 + g * (1.0 - beta2), skip)
-        g = torch.where(between.isnan(), between, between.sign())
-    if kind == LAMB:
-        return _keep(row.third, g + _times(decay, p), skip)
-    _move(row, lr * g + _times(lr * decay, p), skip)
-    return g
-
-
-def _times(number: Number, p: Tensor) -> Number:
-    """The product, or 0 if the number is: without decay an infinite parameter stays what it is."""
-    if isinstance(number, Tensor):
-        return torch.where(number != 0.0, number * p, 0.0)
-    return number * p if number else 0.0
+    p, own = wide(row.param), (row.first, row.second, row.third)
+    first, second, third = (None if state is None else wide(state) for state in own)
+    direction, states = update(kind, p, wide(row.grad) * by, (first, second, third), numbers, step, flags)
+    for state, new in zip(own, states, strict=True):
+        if new is not None:
+            _keep(state, new, skip)
+    if kind != LAMB:
+        _move(row, along(p, direction, numbers, flags), skip)
+    return direction
 
 
 def _step_along(
-    row: _Row, direction: Tensor, squares: Tensor | None, numbers: _Numbers, flags: int, skip: Tensor | None
+    row: _Row, direction: Tensor, squares: Tensor | None, numbers: Numbers, flags: int, skip: Tensor | None
 ) -> None:
     """LAMB's step, scaled to the norm of the parameter; ``squares``: the sums for the parameter and the direction."""
     if squares is None:
@@ -389,13 +330,6 @@ def _move(row: _Row, step: Tensor, skip: Tensor | None) -> None:
     moved = wide(row.param) - step
     _keep(row.param, moved, skip)
     _keep(row.copy, moved, skip)
-
-
-def _correction(beta: float, step: Number) -> Number:
-    """``1 - beta**step``; for a tensor without a difference that would lose digits."""
-    if isinstance(step, Tensor):
-        return -torch.expm1(step * math.log1p(beta - 1.0)) if beta > 0.0 else torch.ones_like(step)
-    return float(1.0 - beta**step)
 
 
 def _keep(out: Tensor | None, value: Tensor, skip: Tensor | None) -> Tensor:
