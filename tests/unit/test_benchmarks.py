@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit import spawn
+from precast._builder import catalogue, nvrtc, nvrtc_child
+from precast._builder.cache import Cache
+from precast.core.capability import GpuTarget
+from tests.kit import fakes, spawn
+from tests.kit import hosts as ex
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +76,27 @@ def test_the_cost_of_a_release_is_computed_from_the_matrix() -> None:
     )
     minutes = made["amounts"]["Minutes x cores"]["of"]
     assert minutes["precast"] == 25.3 < minutes["a wheel per cell, shared"] < minutes["a wheel per cell, alone"]
+
+
+def test_the_cost_of_device_code_is_told_by_family_and_in_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = importlib.import_module("benchmarks.device_images")
+    images = {GpuTarget.parse("sm_90"): fakes.cubin(90, 4000), GpuTarget.parse("compute_90"): fakes.ptx(90)}
+
+    class Compiler:
+        def compile(self, *_: object, ptx: bool, **__: object) -> nvrtc.Compiled:
+            sum(range(2_000_000))  # time of a processor
+            code, text = images.values()
+            return nvrtc.Compiled(text if ptx else code, "", None, text)
+
+    monkeypatch.setattr(nvrtc_child, "open_nvrtc", lambda _: Compiler())
+    family, cache = catalogue.get("rms_norm"), Cache(tmp_path)
+    made = measure.cost("cu130", family, tuple(images), ex.nvrtc("13.0.88"), cache)
+    assert (made.label, made.family, made.images) == ("cu130", "rms_norm", 2)
+    assert made.image_bytes == sum(map(len, images.values())) and 0 < made.packed_bytes < made.image_bytes
+    assert made.compile_s > 0 and made.pack_s >= 0
+    whole = measure.total("cu130", [made, made])
+    assert (whole.images, whole.packed_bytes) == (4, 2 * made.packed_bytes)
+    assert whole.compile_s == pytest.approx(2 * made.compile_s) and len(str(whole)) == len(measure.HEADING)
 
 
 def test_amounts_are_drawn_to_scale() -> None:

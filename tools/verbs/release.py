@@ -33,21 +33,21 @@ FOLDERS = ("parts", "wheelhouse", "site", "logs")
 
 
 def steps_of(plan: Plan, out: Path, driver: str) -> Iterator[Step]:
-    """All steps, the longest first."""
+    """All steps, the longest first, so that no processor waits at the end for a long one that started last."""
     made, finished = out / "parts", out / "wheelhouse"
 
     def step(name: str, kind: str, product: Path, *words: str, needs: tuple[str, ...] = ()) -> Step:
         return Step(name, kind, words, product, needs)
 
-    for host in plan.host:
+    for device in sorted(plan.device, key=lambda cell: -len(cell.targets)):
+        if not device.not_built:
+            product = made / device.name / parts.MANIFEST
+            yield step(device.name, "device code", product, "device", "--label", device.label, "--out", str(made))
+    for host in sorted(plan.host, key=lambda cell: cell.headers is not None):  # the libraries, then the adapters
         if not host.not_built:
             product = made / host.name / parts.MANIFEST
             words = ("host", "--abi", host.abi, "--arch", host.machine, "--out", str(made))
             yield step(host.name, "host libraries", product, *words)
-    for device in plan.device:
-        if not device.not_built:
-            product = made / device.name / parts.MANIFEST
-            yield step(device.name, "device code", product, "device", "--label", device.label, "--out", str(made))
     source = wheelhouse.SDIST_CELL
     yield step(source, "sdist", finished / f"{source}.json", "sdist", "--out", str(finished))
     wheels = [wheel for wheel in plan.wheel if not wheel.not_built]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precast._builder import elf, failure, flags, nvrtc, nvrtc_child, sources
@@ -34,7 +34,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of NVRTC, and what the cache keeps of it: ``file`` gives a name and the content."""
+    """One call of NVRTC, and what the cache keeps of it: ``file`` gives a name and the content.
+
+    ``ptx`` is the call for the PTX of the same target, if that is also wanted: this call fills its entry too.
+    """
 
     key: BuildKey
     what: str
@@ -46,6 +49,7 @@ class Call:
     target: GpuTarget
     file: Callable[[nvrtc.Compiled], tuple[str, bytes]]
     instances: tuple[str, ...] = ()
+    ptx: Call | None = None
 
 
 def read_program(family: Family, csrc: Path | None = None) -> Program:
@@ -103,47 +107,70 @@ def file_name(family: str, target: GpuTarget) -> str:
 def build_images(
     family: Family | str, targets: Sequence[GpuTarget], compiler: Nvrtc, *, cache: Cache, debug: bool, jobs: int
 ) -> tuple[Artifact, ...]:
-    """One verified image per target, in the order of ``targets``."""
+    """One verified image per target, in the order of ``targets``.
+
+    PTX that is wanted together with the machine code of its target takes no compile of its own: NVRTC makes the machine
+    code from the same bytes.
+    """
     from precast._builder import catalogue
 
     program = read_program(catalogue.get(family) if isinstance(family, str) else family)
     name, headers = (str(program.path), {}) if debug else (program.name, program.headers)
     searched = (f"--include-path={program.root}",) if debug else ()
 
-    def call(target: GpuTarget) -> Call:
+    def call(target: GpuTarget, ptx: Call | None = None) -> Call:
         def file(done: nvrtc.Compiled) -> tuple[str, bytes]:
-            _check(done.image, target, program.family)
-            return file_name(program.family, target), done.image
+            image = done.ptx if target.kind is TargetKind.PTX else done.image
+            _check(image, target, program.family)
+            return file_name(program.family, target), image
 
         key, what = image_key(program, target, compiler, debug=debug), f"{program.family} for {target}"
         options = (*flags.nvrtc_options(target, debug=debug), *searched)
-        return Call(key, what, program.name, program.source, name, headers, options, target, file)
+        return Call(key, what, program.name, program.source, name, headers, options, target, file, ptx=ptx)
 
-    return obtain([call(target) for target in targets], compiler, cache, jobs)
+    sass = {target: replace(target, kind=TargetKind.SASS) for target in targets if target.kind is TargetKind.PTX}
+    ptx = {code: call(target) for target, code in sass.items() if code in targets}
+    calls = [call(target, ptx.get(target)) for target in targets if sass.get(target) not in ptx]
+    made = [*obtain(calls, compiler, cache, jobs), *obtain([*ptx.values()], compiler, cache, jobs)]
+    found = dict(zip((each.target for each in (*calls, *ptx.values())), made, strict=True))
+    return tuple(found[target] for target in targets)
 
 
 def obtain(calls: Sequence[Call], compiler: Nvrtc, cache: Cache, jobs: int) -> tuple[Artifact, ...]:
     """The result of each call, in their order; cache misses are compiled in parallel."""
     tool = f"NVRTC {compiler.version}"
 
-    def one(call: Call) -> Artifact:
-        def build(staging: Path) -> Path:
-            ptx = call.target.kind is TargetKind.PTX
-            opened = nvrtc_child.open_nvrtc(compiler)
-            done = opened.compile(call.source, call.name, call.headers, call.options, ptx=ptx, instances=call.instances)
-            command = f"{tool} ({compiler.path}) {call.shown} {' '.join(call.options)}"
-            if done.error is not None:
-                log_file = cache.failure_log(call.key)
-                raise failure.build_failed(call.what, done.log or done.error, command, log_file, tool=tool)
-            name, content = call.file(done)
-            (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
-            (staging / name).write_bytes(content)
-            return staging / name
+    def compiled(call: Call) -> tuple[nvrtc.Compiled, str]:
+        ptx = call.target.kind is TargetKind.PTX
+        opened = nvrtc_child.open_nvrtc(compiler)
+        done = opened.compile(call.source, call.name, call.headers, call.options, ptx=ptx, instances=call.instances)
+        command = f"{tool} ({compiler.path}) {call.shown} {' '.join(call.options)}"
+        if done.error is not None:
+            log_file = cache.failure_log(call.key)
+            raise failure.build_failed(call.what, done.log or done.error, command, log_file, tool=tool)
+        return done, f"{command}\n\n{done.log}"
 
-        return cache.obtain(call.key, build)
+    def one(call: Call) -> Artifact:
+        results: list[tuple[nvrtc.Compiled, str]] = []
+
+        def build(staging: Path) -> Path:
+            results.append(compiled(call))
+            return _written(call, *results[0], staging)
+
+        artifact = cache.obtain(call.key, build)
+        if results and (ptx := call.ptx) is not None:
+            cache.obtain(ptx.key, lambda staging: _written(ptx, *results[0], staging))
+        return artifact
 
     with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(calls) or 1))) as pool:
         return tuple(pool.map(one, calls))
+
+
+def _written(call: Call, done: nvrtc.Compiled, log: str, staging: Path) -> Path:
+    name, content = call.file(done)
+    (staging / "build.log").write_text(log, encoding="utf-8")
+    (staging / name).write_bytes(content)
+    return staging / name
 
 
 def _check(image: bytes, target: GpuTarget, family: str) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +159,28 @@ def test_stack_and_registers_of_a_kernel_are_read_from_its_cubin(opened: Opener,
     done = opened(label).compile((array + flat).encode(), "deep.cu", {}, options, ptx=False)
     assert usage_in(done.image) == usage_of(done.log), "as ptxas says"
     assert {name: usage.stack_bytes for name, usage in usage_in(done.image).items()} == {"deep": 256, "flat": 0}
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(
+    "label", [label if label == "cu121" else pytest.param(label, marks=pytest.mark.long) for label in LABELS]
+)
+def test_machine_code_is_made_from_the_ptx_of_its_target(opened: Opener, label: str) -> None:
+    """So a build takes one compile for both."""
+    program = device.read_program(catalogue.get("moe_routing"))
+    for target in (target for target in LABELS[label].targets if target.kind is TargetKind.PTX):
+        code = replace(target, kind=TargetKind.SASS)
+        ptx, sass = (
+            opened(label).compile(
+                program.source,
+                program.name,
+                program.headers,
+                flags.nvrtc_options(each, debug=False),
+                ptx=each is target,
+            )
+            for each in (target, code)
+        )
+        assert ptx.image == sass.ptx and elf.read_cubin(sass.image).target == code
 
 
 def by_nvcc(family: catalogue.Family, folder: Path, *options: str) -> tuple[str, bytes]:

@@ -41,6 +41,17 @@ def test_each_built_cell_is_one_step_and_needs_what_it_takes(plan: Plan, tmp_pat
         assert set(step.needs) <= set(steps)
 
 
+def test_long_steps_start_before_short_ones(plan: Plan, tmp_path: Path) -> None:
+    """Device code by its images, the two libraries of all kernels, adapters, and then what needs all of these."""
+    steps = list(release.steps_of(plan, tmp_path, "hooks"))
+    kinds = [step.kind for step in steps]
+    assert list(dict.fromkeys(kinds)) == ["device code", "host libraries", "sdist", "wheels", "checks", "index"]
+    images = [len(cell.targets) for step in steps for cell in plan.device if cell.name == step.name]
+    assert images == sorted(images, reverse=True) and images[0] > images[-1]
+    hosts = [step.name.partition("-")[0] for step in steps if step.kind == "host libraries"]
+    assert hosts == sorted(hosts, reverse=True) and hosts[:3] == ["host", "host", "adapter"]
+
+
 def test_another_architecture_is_never_left_to_a_container_of_this_one() -> None:
     here = os.uname().machine
     assert release.driver_of(here, "cibuildwheel") == "cibuildwheel"
