@@ -25,7 +25,7 @@ def test_every_public_function_has_a_page_with_its_facts() -> None:
     rms = pages["rms_norm.md"]
     for words in (
         "| CPU | prebuilt",
-        "AMD and Intel GPU | a Triton twin",
+        "AMD and Intel GPU | plain torch",
         "`rms_norm_backward`",
         "LigerRMSNormFunction",
     ):

@@ -97,14 +97,13 @@ def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
 
 def _devices(folder: Folder) -> Iterator[str]:
     devices = {device for family in folder.families for device in family.devices}
-    twins = {device for family in folder.families for device in (*family.twins, *family.plain)}
-    plain = any(family.plain for family in folder.families)
-    others = " and ".join(title for key, title in {"cuda": "AMD", "xpu": "Intel"}.items() if key in twins)
+    plain = {device for family in folder.families for device in family.plain}
+    others = " and ".join(title for key, title in {"cuda": "AMD", "xpu": "Intel"}.items() if key in plain)
     yield "| Device | Kernel |"
     yield "| --- | --- |"
     yield f"| CPU | {'prebuilt, for each instruction set' if 'cpu' in devices else 'none'} |"
     yield f"| NVIDIA GPU | {'prebuilt, for each CUDA label' if 'cuda' in devices else 'none'} |"
-    yield f"| {others or 'Other'} GPU | {'plain torch' if plain else 'a Triton twin' if twins else 'none'} |"
+    yield f"| {others or 'Other'} GPU | {'plain torch' if plain else 'none'} |"
     yield ""
     yield f"Families: {', '.join(f'`{family.name}`' for family in folder.families)}. Sources: `csrc/{folder.name}`."
 

@@ -34,10 +34,16 @@ def _over(
     return [*families.over(stem, served, give, machines)]
 
 
+def _former(stem: str) -> Mapping[str, str]:
+    """The name of extensions in Triton, which plain torch answers."""
+    return {f"{stem}_triton": f"{stem}_torch"}
+
+
 class ActivationsLoader(KernelLoader):
     """Gated activations, by their names in ``precast.ops``."""
 
     REGISTRY = _over("activations", ("activations", "activations_backward"), functions.activations)
+    ALIASES = _former("activations")
 
 
 class CPUAdamLoader(KernelLoader):
@@ -86,7 +92,7 @@ class FusedOptimizerLoader(KernelLoader):
     """
 
     REGISTRY = _over("fused_optim", ("multi_tensor",), lists.members)
-    ALIASES: ClassVar[Mapping[str, str]] = {"fused_optim_triton": "fused_optim_torch"}
+    ALIASES = _former("fused_optim")
 
 
 class ImageOpsLoader(KernelLoader):
@@ -96,13 +102,14 @@ class ImageOpsLoader(KernelLoader):
     """
 
     REGISTRY = _over("image_ops", ("bias_act", "upfirdn2d"), functions.image)
-    ALIASES: ClassVar[Mapping[str, str]] = {"image_ops_triton": "image_ops_torch"}
+    ALIASES = _former("image_ops")
 
 
 class InferenceOpsLoader(KernelLoader):
     """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches, decode attention."""
 
     REGISTRY = _over("inference_ops", ("rms_norm", "activations"), inference.members)
+    ALIASES = _former("inference_ops")
 
 
 class KVCacheLoader(KernelLoader):
@@ -115,7 +122,7 @@ class LayerNormLoader(KernelLoader):
     """Layer norm: ``layer_norm``, and apex's ``fused_layer_norm_cuda`` with ``forward_affine`` and others."""
 
     REGISTRY = _over("layer_norm", ("layer_norm", "layer_norm_backward"), functions.layer_norm, norms.members)
-    ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
+    ALIASES: ClassVar[Mapping[str, str]] = {**_former("layer_norm"), "layernorm_cuda": "layer_norm_cuda"}
 
 
 class LossLoader(KernelLoader):
@@ -134,6 +141,7 @@ class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
 
     REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), modules.norms)
+    ALIASES = _former("rms_norm")
 
 
 class RotaryLoader(KernelLoader):
@@ -146,18 +154,21 @@ class ScaledMaskedSoftmaxLoader(KernelLoader):
     """Softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
 
     REGISTRY = _over("scaled_masked_softmax", ("softmax", "softmax_backward"), modules.masked_softmax)
+    ALIASES = _former("scaled_masked_softmax")
 
 
 class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
     """Causal softmax: ``forward``, ``backward``."""
 
     REGISTRY = _over("scaled_upper_triangle_masked_softmax", ("softmax", "softmax_backward"), modules.causal_softmax)
+    ALIASES = _former("scaled_upper_triangle_masked_softmax")
 
 
 class SoftmaxLoader(KernelLoader):
     """Softmax of scaled scores: plain, masked, causal, by their names in ``precast.ops``."""
 
     REGISTRY = _over("softmax", ("softmax", "softmax_backward"), functions.softmax)
+    ALIASES = _former("softmax")
 
 
 # The extensions that each loader begins with; a registration changes only the loader's own list.

@@ -166,7 +166,7 @@ class PlainLists:
         self._library = torch.library.Library("precast_plain", "DEF")
         for schema, name in zip(family.ops, family.op_names, strict=True):
             self._library.define(schema)
-            self._library.impl(name, namespace.twin(name), "CPU")
+            self._library.impl(name, namespace.plain(name), "CPU")
         self.ops = torch.ops.precast_plain
 
     def launched(self) -> list[str]:

@@ -33,9 +33,9 @@ AUTO = Settings()
 
 
 def refused(host: Host, device: str = "cuda", *, wheel: str | None = "sm_75 sm_90", settings: Settings = AUTO) -> str:
-    """What loading rms_norm there says."""
-    info = None if wheel is None else ex.build_info(wheel)
-    need = verdict.Need(ex.FAMILY, "cuda" if device == "cuda" else "cpu")
+    """What loading a family there says for which plain torch does not stand in."""
+    info = None if wheel is None else ex.build_info(wheel, family="rotary")
+    need = verdict.Need("rotary", "cuda" if device == "cuda" else "cpu")
     error = verdict.refusal(choose_on(host, info, settings, need))
     return f"{type(error).__name__}: {error}"
 

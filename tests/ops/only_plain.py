@@ -1,6 +1,6 @@
 """A plugin for pytest: nothing prebuilt is used and no NVRTC is found, so that on a GPU plain torch stands in.
 
-``python -m pytest -p tests.ops.only_twins tests/ops/test_fused_gpu.py``
+``python -m pytest -p tests.ops.only_plain tests/ops/test_fused_gpu.py``
 """
 
 from __future__ import annotations

@@ -20,5 +20,5 @@ def run_tests(*arguments: str) -> str:
 @pytest.mark.compiler
 def test_the_optimizers_where_the_loader_finds_nothing_else() -> None:
     files = ("tests/ops/test_fused_gpu.py", "tests/ops/test_ancestor_optimizers.py")
-    said = run_tests("-p", "tests.ops.only_twins", "-m", "gpu", *files)
+    said = run_tests("-p", "tests.ops.only_plain", "-m", "gpu", *files)
     assert "skipped" not in said
