@@ -87,11 +87,11 @@ def _scaled_masked_softmax(
 
 def layer_norm(find: Find) -> Members:
     """The layer norm."""
-    return _either(find, "layer_norm", {"layer_norm": _layer_norm})
+    return _either(find, "norm", {"layer_norm": _layer_norm})
 
 
 def _layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    from precast.ops.layer_norm import reference
+    from precast.ops.norm import reference
 
     return reference.layer_norm(x, weight, bias, eps)
 

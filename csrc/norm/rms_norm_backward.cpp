@@ -2,10 +2,9 @@
 // inference neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
-#include "../common/walk.h"
 #include "args.h"
+#include "backward.h"
 #include "entries.h"
-#include "rows.h"
 
 namespace precast::rms_norm {
 namespace {
@@ -33,73 +32,28 @@ constexpr WalkKernels kWalks = {
 
 // ---- the two devices ----
 
-// The partial sums of grad_weight.
-Tensor make_parts(int64_t lines, const Norm& norm, int32_t dtype, const Tensor& like) {
-  const int64_t sizes[] = {lines, norm.hidden};
-  return empty(sizes, 2, dtype, like);
-}
-
 void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
-  const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
   BackwardArgs args;
-  args.grad_stride = work.grad_stride * bytes;
-  args.grad_sum_stride = work.grad_sum_stride * bytes;
-  args.x_stride = work.x_stride * bytes;
-  args.grad_x_stride = row_bytes;
-  const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
-                              misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.grad_x, row_bytes) |
-                              misalignment(work.weight, norm.hidden * norm.column_bytes());
-  const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
+  const uint64_t misaligned = norm::set_strides(norm, work, args);
+  args.grad_sum_stride = work.grad_sum_stride * norm.element_bytes();
+  const bool aligned = (misaligned | misalignment(work.grad_sum, args.grad_sum_stride)) == 0;
+  const WalkPlan walk = choose_walk(kernels, norm, aligned ? args.grad_x_stride / 16 : 0, kPairAlone);
   const int entry = walk_entry(kWalks, norm, walk);
   const WalkGrid grid = walk_grid(kernels, entry, norm, walk, 1);
-  const Tensor parts = make_parts(grid.lines, norm, float32_code(), x);
-
-  if (norm.rows > 0) {
-    args.grad = static_cast<const char*>(work.grad);
-    args.grad_sum = static_cast<const char*>(work.grad_sum);
-    args.x = static_cast<const char*>(work.x);
-    args.weight = static_cast<const char*>(work.weight);
-    args.grad_x = static_cast<char*>(work.grad_x);
-    args.parts = static_cast<float*>(parts.mutable_data());
-    args.hidden = norm.hidden;
-    args.rows = norm.rows;
-    args.vectors = walk.vectors;
-    args.workers = static_cast<unsigned>(grid.workers);
-    args.stages = walk.stages;
-    args.slice = walk.slice;
-    args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
-    args.eps = work.eps;
-    args.wide = norm.wide_columns;
-    args.casting = work.casting;
-    void* arguments[] = {&args};
-    launch(kernels, norm.device, entry, walk_shape(walk, grid.blocks), arguments);
-  }
+  const Tensor parts = norm::make_parts(1, grid.lines, norm, float32_code(), x);
+  args.grad_sum = static_cast<const char*>(work.grad_sum);
+  args.parts = static_cast<float*>(parts.mutable_data());
+  args.casting = work.casting;
+  norm::launch_walk(kernels, entry, norm, work, walk, grid, args);
 
   ColumnArgs columns;
-  columns.parts = static_cast<const float*>(parts.data());
   columns.grad_weight = static_cast<char*>(grad_weight);
-  columns.hidden = norm.hidden;
-  columns.lines = static_cast<unsigned>(grid.lines);
-  columns.dtype = static_cast<int>(norm.columns_dtype());
-  void* arguments[] = {&columns};
-  launch(kernels, norm.device, entry::rms_norm_backward_columns, columns_shape(norm, grid.lines, 1), arguments);
+  norm::launch_columns(kernels, entry::rms_norm_backward_columns, norm, parts, grid.lines, 1, columns);
 }
 
-constexpr int64_t kBackwardPs = 250;  // an element, for parallel_rows
-
 void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
-  const int64_t chunks = cut_into_chunks(norm, &work.chunk_rows);
-  const Tensor parts = make_parts(chunks, norm, float64_code(), x);
-  work.weight_parts = static_cast<double*>(parts.mutable_data());
-
-  const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(rms_norm, backward);
-  parallel_rows(chunks, norm.hidden * work.chunk_rows * kBackwardPs,
-                [&](int64_t begin, int64_t end) { backward(work, begin, end); });
-
-  const WeightFunction reduce = PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight);
-  for_columns(norm, chunks, [&](int64_t begin, int64_t end) {
-    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, static_cast<int>(norm.columns_dtype()), begin, end);
-  });
+  const norm::OnCpu level = {PRECAST_AT_CPU_LEVEL(rms_norm, backward), PRECAST_AT_CPU_LEVEL(rms_norm, reduce), 250};
+  norm::run_backward<1>(level, norm, work, {grad_weight}, x);
 }
 
 // ---- the ops, the same for both devices ----
@@ -112,20 +66,9 @@ TensorPair gradients(const Norm& norm, const Tensor& grad, const Tensor* grad_su
   TensorPair result(empty_contiguous_like(x), empty_contiguous_like(weight));
   if (norm.hidden == 0) return result;
   const ReadRows grad_rows(grad), sum_rows(grad_sum), x_rows(x), weight_row(weight);
-  BackwardRows work = {};
-  work.grad = grad_rows.data();
-  work.grad_stride = grad_rows.stride();
+  BackwardRows work = norm::describe(norm, grad_rows, x_rows, weight_row, result.first, eps);
   work.grad_sum = sum_rows.data();
   work.grad_sum_stride = sum_rows.stride();
-  work.x = x_rows.data();
-  work.x_stride = x_rows.stride();
-  work.weight = weight_row.data();
-  work.grad_x = result.first.mutable_data();
-  work.rows = norm.rows;
-  work.hidden = norm.hidden;
-  work.eps = static_cast<float>(eps);
-  work.dtype = static_cast<int>(norm.dtype);
-  work.wide_weight = norm.wide_columns;
   work.casting = static_cast<int>(casting);
   backward(norm, work, result.second.mutable_data(), x);
   return result;

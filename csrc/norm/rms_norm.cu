@@ -1,4 +1,4 @@
-// RMSNorm on the GPU, with and without a preceding add. See host.cpp for which kernel serves which shape.
+// RMSNorm on the GPU, with and without a preceding add. See rms_norm.cpp for which kernel serves which shape.
 //
 //   r = rsqrt(mean(x^2) + eps)    y = x r w    w is weight, or 1 + weight
 //
@@ -7,7 +7,7 @@
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "entries.h"
-#include "row.cuh"
+#include "rms_norm_row.cuh"
 
 namespace precast {
 namespace rms_norm {

@@ -1,8 +1,4 @@
-"""Layer normalisation over the last dimensions (Ba, Kiros and Hinton, 2016).
-
-Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32 in any case, and a result
-has the dtype of ``x``; the gradients of the parameters have their dtype.
-"""
+"""Layer normalisation (Ba, Kiros and Hinton, 2016)."""
 
 from __future__ import annotations
 
@@ -16,8 +12,9 @@ from torch.autograd import forward_ad
 from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
-from precast.ops import _checks, _norm
+from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
+from precast.ops.norm import _shapes
 
 
 def layer_norm(
@@ -65,7 +62,7 @@ def _dispatched(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
         return recorded(layer_norm, **locals())  # type: ignore[no-any-return]
     if x.is_nested:
         return _over_shape(x, weight, bias, eps, x.shape[-1:])
-    if _norm.is_exporting_onnx():
+    if _shapes.is_exporting_onnx():
         scale, shift = (None if column is None else column.float() for column in (weight, bias))
         return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], scale, shift, eps).to(x.dtype)
     y: Tensor = LAYER_NORM(x, weight, bias, eps)
@@ -79,12 +76,12 @@ def _over_shape(
     if isinstance(x, Proxy):
         return recorded(layer_norm, x=x, weight=weight, bias=bias, eps=eps, normalized_shape=shape)  # type: ignore[no-any-return]
     result: Tensor
-    if _norm.is_jagged(x):
+    if _shapes.is_jagged(x):
         inner = lambda values: _over_shape(values, weight, bias, eps, shape)  # noqa: E731
-        result = _norm.over_jagged("layer_norm", inner, (x,), 1 if isinstance(shape, int) else len(shape))
+        result = _shapes.over_jagged("layer_norm", inner, (x,), 1 if isinstance(shape, int) else len(shape))
     else:
         call = lambda x, weight, bias: layer_norm(x, weight, bias, eps)  # noqa: E731
-        result = _norm.over_several("layer_norm", call, (x,), shape, (weight, bias))
+        result = _shapes.over_several("layer_norm", call, (x,), shape, (weight, bias))
     return result
 
 

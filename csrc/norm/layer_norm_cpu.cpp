@@ -4,9 +4,8 @@
 // float over short blocks and in double over the blocks, so the error does not grow with the width of a row. An absent
 // weight or bias is a well-predicted branch inside the loops rather than a template argument, because the user waits
 // for compilation.
-#include "cpu.h"
-
 #include "../common/column_simd.h"
+#include "cpu.h"
 
 namespace precast::layer_norm::PRECAST_CPU_LEVEL {
 namespace {
@@ -104,7 +103,7 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += most) {
     const int64_t count = smaller(most, end - first);
     const T* x = static_cast<const T*>(rows.x) + first * rows.x_stride;
-    T* y = static_cast<T*>(rows.y) + first * rows.hidden;
+    T* y = static_cast<T*>(rows.y) + first * rows.y_stride;
     Statistics of[kRowsAtOnce];
     for (int64_t k = 0; k < count; ++k) {
       of[k] = open_row<false>(x + k * rows.x_stride, none, weight, rows.hidden, rows.eps).of;
@@ -113,7 +112,7 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
       const Block mean = both(of[k].mean), scale = both(of[k].inverse_deviation);
       each_block(0, rows.hidden, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
         const Block here = span.load(x + k * rows.x_stride + i);
-        span.store(y + k * rows.hidden + i, finish(here, mean, scale, weight, bias, i, span));
+        span.store(y + k * rows.y_stride + i, finish(here, mean, scale, weight, bias, i, span));
       });
     }
   }

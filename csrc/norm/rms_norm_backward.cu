@@ -1,4 +1,4 @@
-// The gradients of RMSNorm on the GPU. See backward.cpp for which kernel serves which shape.
+// The gradients of RMSNorm on the GPU. See rms_norm_backward.cpp for which kernel serves which shape.
 //
 //   r = rsqrt(mean(x^2) + eps)    m = mean(g w x r)    w is weight, or 1 + weight
 //   grad_x = r (g w - x r m)      grad_weight = sum over rows of g x r
@@ -8,7 +8,7 @@
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "entries.h"
-#include "row.cuh"
+#include "rms_norm_row.cuh"
 
 namespace precast {
 namespace rms_norm {

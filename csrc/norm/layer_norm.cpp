@@ -1,9 +1,8 @@
 // The forward op of LayerNorm: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
-#include "../common/row_policy.h"
 #include "args.h"
 #include "entries.h"
-#include "rows.h"
+#include "forward.h"
 
 namespace precast::layer_norm {
 namespace {
@@ -33,18 +32,16 @@ constexpr ByDType kV4 = PRECAST_BY_DTYPE(layer_norm, _v4), kAny = PRECAST_BY_DTY
 
 constexpr uint32_t kWideParameters = kFirstOfFamily;
 
-// A row in one block, or over all eight: 1024 x 65536 takes 83 us with eight blocks of 256 threads, 88 with four of
-// 512, 95 with two of 1024; 2048 x 18432 takes 47 us with one block, 49 with two, 63 with eight.
-constexpr ClusterForm kForm = {4, 3, 1024, 8};
+using norm::kFormOfThree;
 
 constexpr RowRule kRules[] = {
     {kAligned | kWideParameters, 1024, kAny, Form::kAnyRow},
     {kUnaligned | kWideParameters, 0, kAny, Form::kAnyRow},
-    {kAligned | kWideParameters | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
+    {kAligned | kWideParameters | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfThree},
     {kAligned | kWideParameters, 0, kAny, Form::kAnyRow},
     {kAligned, 4 * 512, kV4, Form::kRegisters, 4},
     {kUnaligned, 4 * 512, kShifted, Form::kRegisters, 4, 64},
-    {kAligned | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
+    {kAligned | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfThree},
     {0, 0, kAny, Form::kAnyRow},
 };
 
@@ -64,36 +61,18 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
       choose_row(kRules, kernels,
                  {norm.wide_columns ? kWideParameters : 0u, norm.rows, norm.hidden, vectors_of(misaligned, row_bytes),
                   alike ? shifted_vectors(row_bytes, bytes) : 0, norm.device});
-  args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
-  args.hidden = norm.hidden;
-  args.vectors = choice.vectors;
   args.prefetch = choice.kernel != kV4 ? 0 : rows_ahead(row_bytes);
-  args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
-  args.eps = work.eps;
-  args.wide = norm.wide_columns;
-  const int entry = choice.kernel[norm.dtype];
-  void* arguments[] = {&args};
-  for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, LaunchShape& shape) {
-    if (choice.cluster != 0) limit_clusters(kernels, norm.device, entry, shape);
-    args.early = shape.early = starts_early(shape, norm.device);
-    args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
-    args.y = static_cast<char*>(work.y) + begin * args.y_stride;
-    args.rows = rows;
-    launch(kernels, norm.device, entry, shape, arguments);
-  });
+  norm::launch_forward(kernels, norm, work, choice, args, [](int64_t) {});
 }
 
-constexpr int64_t kForwardPs = 150;  // an element, for parallel_rows
-
 void forward_cpu(const Norm& norm, const ForwardRows& work) {
-  const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(layer_norm, forward);
-  parallel_rows(norm.rows, norm.hidden * kForwardPs, [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+  norm::run_forward(norm, work, PRECAST_AT_CPU_LEVEL(layer_norm, forward), 150);
 }
 
 // ---- the op, the same for both devices ----
 
-using Forward = void (*)(const Norm&, const ForwardRows&);
+using norm::Forward;
 
 template <Forward forward>
 Tensor norm_op(const Tensor& x, const Tensor* weight, const Tensor* bias, double eps) {
@@ -101,16 +80,12 @@ Tensor norm_op(const Tensor& x, const Tensor* weight, const Tensor* bias, double
   Tensor y = empty_contiguous_like(x);
   if (norm.rows == 0) return y;
   const ReadRows x_rows(x), weight_row(weight), bias_row(bias);
-  ForwardRows work = {};
+  ForwardRows work = norm::describe(norm, eps);
   work.x = x_rows.data();
   work.x_stride = x_rows.stride();
   work.weight = weight_row.data();
   work.bias = bias_row.data();
   work.y = y.mutable_data();
-  work.hidden = norm.hidden;
-  work.eps = static_cast<float>(eps);
-  work.dtype = static_cast<int>(norm.dtype);
-  work.wide_columns = norm.wide_columns;
   forward(norm, work);
   return y;
 }

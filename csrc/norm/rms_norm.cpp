@@ -1,9 +1,8 @@
 // The forward ops of RMSNorm: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
-#include "../common/row_policy.h"
 #include "args.h"
 #include "entries.h"
-#include "rows.h"
+#include "forward.h"
 
 namespace precast::rms_norm {
 namespace {
@@ -34,9 +33,8 @@ constexpr uint32_t kAdds = kFirstOfFamily;
 constexpr uint32_t kNoAdd = 2 * kFirstOfFamily;
 constexpr uint32_t kWideWeight = 4 * kFirstOfFamily;
 
-// A row in one block, or over all eight: layer_norm of 1024 x 65536 takes 83 us with eight blocks of 256 threads, 88
-// with four of 512, 95 with two of 1024; of 2048 x 18432 it takes 47 us with one block, 49 with two, 63 with eight.
-constexpr ClusterForm kForm = {4, 2, 1024, 8}, kFormOfThree = {4, 3, 1024, 8};
+using norm::kFormOfThree;
+using norm::kFormOfTwo;
 
 constexpr RowRule kRules[] = {
     {kAligned | kWideWeight, 1024, kAny, Form::kAnyRow},
@@ -50,7 +48,7 @@ constexpr RowRule kRules[] = {
     {kAligned | kClusters | kAdds | kFewRows, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfThree},
     {kAligned | kAdds, 2048, kAny, Form::kAnyRow},
     {kAligned | kClusters | kAdds, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfThree},
-    {kAligned | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
+    {kAligned | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfTwo},
     {0, 0, kAny, Form::kAnyRow},
 };
 
@@ -76,48 +74,25 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   const RowKernel choice = choose_row(kRules, kernels,
                                       {has, norm.rows, norm.hidden, vectors_of(misaligned, row_bytes),
                                        alike ? shifted_vectors(row_bytes, bytes) : 0, norm.device});
-  args.weight = static_cast<const char*>(work.weight);
-  args.hidden = norm.hidden;
-  args.vectors = choice.vectors;
   args.prefetch = choice.kernel != kV4 && choice.kernel != kAddV1 ? 0 : rows_ahead(row_bytes * (add ? 2 : 1));
-  args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
-  args.eps = work.eps;
-  args.wide = norm.wide_columns;
   args.casting = work.casting;
-  const int entry = choice.kernel[norm.dtype];
-  void* arguments[] = {&args};
-  for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, LaunchShape& shape) {
-    if (choice.cluster != 0) limit_clusters(kernels, norm.device, entry, shape);
-    args.early = shape.early = starts_early(shape, norm.device);
-    args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
+  norm::launch_forward(kernels, norm, work, choice, args, [&](int64_t begin) {
     args.residual = add ? static_cast<const char*>(work.residual) + begin * args.residual_stride : nullptr;
-    args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.sum = add ? static_cast<char*>(work.sum) + begin * args.sum_stride : nullptr;
-    args.rows = rows;
-    launch(kernels, norm.device, entry, shape, arguments);
   });
 }
 
-constexpr int64_t kForwardPs = 120;  // an element, for parallel_rows
-
 void forward_cpu(const Norm& norm, const ForwardRows& work) {
-  const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(rms_norm, forward);
-  parallel_rows(norm.rows, norm.hidden * kForwardPs, [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+  norm::run_forward(norm, work, PRECAST_AT_CPU_LEVEL(rms_norm, forward), 120);
 }
 
 // ---- the ops, the same for both devices ----
 
-using Forward = void (*)(const Norm&, const ForwardRows&);
+using norm::Forward;
 
 ForwardRows describe(const Norm& norm, const ReadRows& weight, double eps, int64_t casting) {
-  ForwardRows work = {};
+  ForwardRows work = norm::describe(norm, eps);
   work.weight = weight.data();
-  work.hidden = norm.hidden;
-  work.y_stride = norm.hidden;
-  work.sum_stride = norm.hidden;
-  work.eps = static_cast<float>(eps);
-  work.dtype = static_cast<int>(norm.dtype);
-  work.wide_weight = norm.wide_columns;
   work.casting = static_cast<int>(casting);
   return work;
 }

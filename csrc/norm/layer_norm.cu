@@ -1,4 +1,4 @@
-// LayerNorm on the GPU. See host.cpp for which kernel serves which shape.
+// LayerNorm on the GPU. See layer_norm.cpp for which kernel serves which shape.
 //
 //   r = rsqrt(mean((x - mean(x))^2) + eps)    y = (x - mean(x)) r weight + bias
 //
@@ -7,7 +7,7 @@
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "entries.h"
-#include "row.cuh"
+#include "layer_norm_row.cuh"
 
 namespace precast {
 namespace layer_norm {

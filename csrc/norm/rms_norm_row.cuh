@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/norm.cuh"
-#include "../rms_norm/args.h"
+#include "../norm/args.h"
 
 namespace precast {
 namespace rms_norm {

@@ -1,11 +1,11 @@
-"""RMS norm and its gradients in plain torch."""
+"""RMS norm, layer norm and their gradients in plain torch."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from precast.ops._reference import over_rows, reciprocal_rms, wide
-from precast.ops.rms_norm import GEMMA, LLAMA
+from precast.ops.norm._rms_norm import GEMMA, LLAMA
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, casting: int) -> Tensor:
@@ -50,3 +50,38 @@ def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
 
 def _scale(weight: Tensor, casting: int) -> Tensor:
     return 1 + wide(weight) if casting == GEMMA else wide(weight)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """``(x - mean(x, -1)) / sqrt(var(x, -1) + eps) * weight + bias``, rounded once to ``x``'s dtype."""
+    y, _ = _normal(wide(x), eps)
+    if weight is not None:
+        y = y * wide(weight)
+    if bias is not None:
+        y = y + wide(bias)
+    return y.to(x.dtype)
+
+
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, weight_grad: bool, bias_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for ``x``, ``weight`` and ``bias``; a gradient that is not requested is empty."""
+    slope = wide(grad)
+    normal, scale = _normal(wide(x), eps)
+    scaled = slope if weight is None else slope * wide(weight)
+    projection = normal * (scaled * normal).mean(-1, keepdim=True)
+    grad_x = scale * (scaled - scaled.mean(-1, keepdim=True) - projection)
+    like = x if weight is None else weight
+    nothing = like.new_empty(0)
+    return (
+        grad_x.to(x.dtype),
+        over_rows(slope * normal).to(like.dtype) if weight_grad else nothing,
+        over_rows(slope).to(like.dtype) if bias_grad else nothing.clone(),
+    )
+
+
+def _normal(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    deviation = rows - rows.mean(-1, keepdim=True)
+    scale = reciprocal_rms(deviation, eps)
+    scale = scale + 0 / scale  # NaN if the variance has overflowed, not a row of zeros
+    return deviation * scale, scale

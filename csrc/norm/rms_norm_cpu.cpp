@@ -3,9 +3,8 @@
 // Each row is read twice, the second time from the caches. Sums run in float over short blocks and in double over the
 // blocks, so the error does not grow with the width of a row. Per-call options (the casting, a residual) are
 // well-predicted branches inside the loops rather than template arguments, because the user waits for compilation.
-#include "cpu.h"
-
 #include "../common/column_simd.h"
+#include "cpu.h"
 
 namespace precast::rms_norm::PRECAST_CPU_LEVEL {
 namespace {
@@ -79,7 +78,7 @@ PRECAST_INLINE void scale_row(const T* x, const Columns<T>& weight, T* y, int64_
 
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
-  const Columns<T> weight = {rows.weight, rows.wide_weight};
+  const Columns<T> weight = {rows.weight, rows.wide_columns};
   const bool adds = rows.residual != nullptr;
   const T* x = static_cast<const T*>(adds ? rows.sum : rows.x);  // of the second step
   const int64_t x_stride = adds ? rows.sum_stride : rows.x_stride;
@@ -141,7 +140,7 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   result.grad_sum = static_cast<const T*>(rows.grad_sum);
   if (result.grad_sum != nullptr) result.grad_sum += row * rows.grad_sum_stride;
   result.grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
-  const Columns<T> weight = {rows.weight, rows.wide_weight};
+  const Columns<T> weight = {rows.weight, rows.wide_columns};
   const Sums sums = sum_row(result.x, result.grad, weight, rows.hidden, rows.casting == kCastingGemma);
   result.scale = inverse_root(sums.squares, rows.hidden, rows.eps);
   const double r = static_cast<double>(result.scale);
@@ -169,10 +168,10 @@ PRECAST_INLINE void finish_columns(const BackwardRow<T>* group, int64_t count, c
 
 template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
-  const Columns<T> weight = {rows.weight, rows.wide_weight};
+  const Columns<T> weight = {rows.weight, rows.wide_columns};
   const bool plus_one = rows.casting == kCastingGemma;
   sum_chunks<T, 1>(
-      rows, rows.weight_parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
+      rows, rows.parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
       [&](const BackwardRow<T>* group, int64_t count, int64_t i, auto span, Block(&sums)[1])
           PRECAST_EVERYWHERE { finish_columns(group, count, weight, plus_one, i, span, sums); });
 }
@@ -187,9 +186,8 @@ void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
   with_type(rows.dtype, [&](auto zero) { backward_chunks<decltype(zero)>(rows, begin, end); });
 }
 
-void reduce_weight(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
-                   int64_t begin, int64_t end) {
-  reduce_columns(weight_parts, chunks, hidden, grad_weight, dtype, begin, end);
+void reduce(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype, int64_t begin, int64_t end) {
+  reduce_columns(parts, chunks, stride, result, dtype, begin, end);
 }
 
 }  // namespace precast::rms_norm::PRECAST_CPU_LEVEL

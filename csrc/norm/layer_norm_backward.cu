@@ -1,4 +1,4 @@
-// The gradients of LayerNorm on the GPU. See backward.cpp for which kernel serves which shape.
+// The gradients of LayerNorm on the GPU. See layer_norm_backward.cpp for which kernel serves which shape.
 //
 //   n = (x - mean(x)) r    r = rsqrt(mean((x - mean(x))^2) + eps)
 //   grad_x = r (g w - mean(g w) - n mean(g w n))
@@ -9,7 +9,7 @@
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "entries.h"
-#include "row.cuh"
+#include "layer_norm_row.cuh"
 
 namespace precast {
 namespace layer_norm {

@@ -1,14 +1,4 @@
-"""RMS normalisation over the last dimensions, alone or fused with a residual addition (Zhang and Sennrich, 2019).
-
-Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32 in any case, and a result
-has the dtype of ``x``; the gradient of ``weight`` has the dtype of ``weight``.
-
-``casting`` defines where the result for low-precision inputs is rounded:
-
-- ``"none"``: everything in float32, rounded once at the end;
-- ``"llama"``: the normalised value is rounded to ``x``'s dtype, then multiplied by ``weight`` in that dtype;
-- ``"gemma"``: as ``"none"``, with ``1 + weight`` in place of ``weight``.
-"""
+"""RMS normalisation, alone or fused with a residual addition (Zhang and Sennrich, 2019)."""
 
 from __future__ import annotations
 
@@ -22,8 +12,9 @@ from torch.autograd import forward_ad
 from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
-from precast.ops import _checks, _norm
+from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
+from precast.ops.norm import _shapes
 
 Casting: TypeAlias = Literal["none", "llama", "gemma"]
 
@@ -186,21 +177,21 @@ def _over_shape(
         given = {"weight": weight, "eps": eps, "casting": casting, "normalized_shape": normalized_shape}
         return recorded(norm, **dict(zip(("x", "residual"), rows, strict=False)), **given)
     shape = rows[0].shape[-1:] if normalized_shape is None else normalized_shape
-    if _norm.is_jagged(rows[0]):
+    if _shapes.is_jagged(rows[0]):
         dimensions = 1 if isinstance(shape, int) else len(shape)
         inner = lambda *values: _over_shape(op, norm, values, weight, eps, casting, shape)  # noqa: E731
-        return _norm.over_jagged(op, inner, rows, dimensions)
+        return _shapes.over_jagged(op, inner, rows, dimensions)
     if weight is None:
         make = rows[0].new_zeros if casting == "gemma" else rows[0].new_ones
         weight = make(shape)
     call = lambda *tensors: norm(*tensors, eps, casting=casting)  # noqa: E731
-    return _norm.over_several(op, call, rows, shape, (weight,))
+    return _shapes.over_several(op, call, rows, shape, (weight,))
 
 
 def _jagged(
     op: str, norm: Callable[..., Any], rows: tuple[Tensor, ...], weight: Tensor, eps: float, casting: Casting
 ) -> Any:
-    return _norm.over_jagged(op, lambda *values: norm(*values, weight, eps, casting=casting), rows, 1)
+    return _shapes.over_jagged(op, lambda *values: norm(*values, weight, eps, casting=casting), rows, 1)
 
 
 _NAMES: dict[int, Casting] = {code: name for name, code in CASTINGS.items()}  # type: ignore[misc]
@@ -211,7 +202,7 @@ def _rms_norm_dispatched(x: Tensor, weight: Tensor, eps: float, code: int) -> Te
         return recorded(rms_norm, x=x, weight=weight, eps=eps, casting=_NAMES[code])  # type: ignore[no-any-return]
     if x.is_nested:
         return _jagged("rms_norm", rms_norm, (x,), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
-    if _norm.is_exporting_onnx():
+    if _shapes.is_exporting_onnx():
         return _by_torch(x, weight, eps, code)
     y: Tensor = RMS_NORM(x, weight, eps, code)
     return y
@@ -234,7 +225,7 @@ def _fused_add_rms_norm_dispatched(
         return recorded(fused_add_rms_norm, x=x, residual=residual, **given)  # type: ignore[no-any-return]
     if x.is_nested:
         return _jagged("fused_add_rms_norm", fused_add_rms_norm, (x, residual), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
-    if _norm.is_exporting_onnx():
+    if _shapes.is_exporting_onnx():
         total = x + residual
         return _by_torch(total, weight, eps, code), total
     both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
