@@ -35,7 +35,7 @@ def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
     import torch
 
     import precast
-    from precast.ops.rms_norm import RMS_NORM, rms_norm
+    from precast.ops.norm import RMS_NORM, rms_norm
 
     precast.load("rms_norm", device)
     x = torch.randn(4, 64, device=device)

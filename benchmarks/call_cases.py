@@ -27,8 +27,7 @@ def cases(device: str) -> dict[str, Case]:
     from torch.nn import functional
 
     from precast.ops import fused_add_rms_norm, rotary_embedding, scaled_softmax, silu_and_mul
-    from precast.ops.layer_norm import layer_norm
-    from precast.ops.rms_norm import rms_norm
+    from precast.ops.norm import layer_norm, rms_norm
 
     x, other = (torch.randn(SHAPE, device=device) for _ in range(2))
     ones, zeros = torch.ones(64, device=device), torch.zeros(64, device=device)

@@ -49,9 +49,9 @@ def peer_arguments(folder: Path) -> list[str]:
 
     level, flags = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("baseline", ""))
     sources = [str(BINDING)]
-    for family in ("rms_norm", "cpu_optim"):
-        path = folder / f"{family}_cpu.cpp"
-        path.write_text(f'#include "{family}/cpu.cpp"\n')
+    for source in ("norm/rms_norm_cpu.cpp", "cpu_optim/cpu.cpp"):
+        path = folder / f"peer_{source.replace('/', '_')}"
+        path.write_text(f'#include "{source}"\n')
         sources.append(str(path))
     return [f"-O3 -DNDEBUG -DPRECAST_CPU_LEVEL={level} {flags}", *sources]
 

@@ -107,7 +107,7 @@ def contestants(house: Path, work: Path) -> tuple[dict[str, Contestant], tuple[s
     level, flags = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("baseline", ""))
     flags = f"-O3 -DNDEBUG -DPRECAST_CPU_LEVEL={level} {flags}"
     kernel = work / "rms_norm_cpu.cpp"
-    kernel.write_text('#include "rms_norm/cpu.cpp"\n', encoding="utf-8")
+    kernel.write_text('#include "norm/rms_norm_cpu.cpp"\n', encoding="utf-8")
     build = ("{}", str(CHECKOUT / "csrc"), flags)
     found = {}
     for name, variables in ((OURS, {"CUDA_EXT": "1"}), (UNBUILT, {})):

@@ -41,7 +41,7 @@ def norm(shape: tuple[int, int], dtype: str) -> dict[str, dict[str, Callable[[],
     """The RMS norm of one shape, compared with torch's own function."""
     import torch
 
-    from precast.ops.rms_norm import rms_norm
+    from precast.ops.norm import rms_norm
 
     x, weight = (torch.randn(size).to(getattr(torch, dtype)) for size in (shape, shape[-1:]))
     return {

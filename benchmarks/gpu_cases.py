@@ -1,7 +1,7 @@
 """The cases of ``python -m benchmarks.gpu``: each op at one shape, with all contestants.
 
 The contestants are those of the modules norm, layer_norm, activations, softmax, rotary, moe, image and fused_adam, plus
-Liger-Kernel and the Triton twins.
+Liger-Kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Run = Callable[[], Any]
 Shape = tuple[int, ...]
 
-OURS, STATIC, SECOND, TWIN = "precast", "torch.compile", "torch.compile, second shape", "precast, Triton twin"
+OURS, STATIC, SECOND = "precast", "torch.compile", "torch.compile, second shape"
 EAGER, FUSED = "torch eager", "torch fused"
 EPS = 1e-6
 
@@ -69,30 +69,15 @@ def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict
     return {liger.NAME: lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)}, {}
 
 
-def _twin(op: str, *args: Any) -> dict[str, Run]:
-    """The Triton twin of one op, called the way the dispatcher calls it."""
-    from precast import ops
-    from precast._dispatch import namespace
-
-    ops.define(op)
-    return {TWIN: functools.partial(namespace.twin(op), *args)}
-
-
 def norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
     """RMSNorm, alone and with an addition, and its gradients."""
     rows, width = shape
     x, residual, weight = _random(rows, width), _random(rows, width), _random(width)
-    twins = {
-        "rms_norm": _twin("rms_norm", x, weight, EPS, 0),
-        "fused_add_rms_norm": _twin("fused_add_rms_norm", x, residual, weight, EPS, 0),
-        "rms_norm backward": _twin("rms_norm_backward", residual, x, weight, EPS, 0),
-    }
     for name, runs in norm.contestants(x, residual, weight, compiled).items():
         op, _, way = name.partition(" ")
         args = (x, residual, weight) if op == "fused_add_rms_norm" else (x, weight)
         peers, absent = _peers(op, way, *args)
-        runs = {**runs, **peers, **twins[name]}
-        yield Case(name, shape, norm.STREAMS[name] * x.nbytes, runs, absent)
+        yield Case(name, shape, norm.STREAMS[name] * x.nbytes, {**runs, **peers}, absent)
 
 
 def layer_norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
@@ -105,8 +90,6 @@ def layer_norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
     for name, function in layer_norm.contestants(width, compiled).items():
         for op, run in layer_norm.runs(function, leaves, grad).items():
             runs[op][name] = run
-    runs["layer_norm"].update(_twin("layer_norm", *plain, 1e-5))
-    runs["layer_norm backward"].update(_twin("layer_norm_backward", grad, *plain[:2], 1e-5, True, True))
     for name, found in runs.items():
         peers, absent = _peers("layer_norm", name.partition(" ")[2], *plain)
         moved = layer_norm.STREAMS[name] * grad.nbytes
@@ -135,9 +118,8 @@ def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
                 name: backward(function) if way else functools.partial(function, x)
                 for name, function in functions.items()
             }
-        twin = _twin("gated_activation_backward", halves[0], x, 0) if way else _twin("gated_activation", x, 0)
         peers, absent = _peers(op, way.strip(), *halves)
-        yield Case(op + way, shape, moved, {**runs, **peers, **twin}, absent)
+        yield Case(op + way, shape, moved, {**runs, **peers}, absent)
 
 
 def alone(shape: Shape, compiled: Compile) -> Iterator[Case]:
@@ -170,29 +152,19 @@ def softmaxes(shape: Shape, compiled: Compile) -> Iterator[Case]:
     behind = torch.ones(queries, columns, dtype=torch.bool, device="cuda").triu(1)
     for op, functions in softmax.contestants(mask, behind, compiled).items():
         part = 0.5 if op == "causal" else 1.0
-        y = functions[OURS](x)
-        twins = {
-            "masked": _twin("scaled_masked_softmax", x, mask, softmax.SCALE, -torch.inf, False),
-            "causal": _twin("scaled_upper_triang_masked_softmax", x, softmax.SCALE),
-        }
         for way, moved in (("forward", x.nbytes * (1 + part)), ("backward", x.nbytes * (1 + 2 * part))):
             runs: dict[str, Run] = {
                 name: softmax.backward_of(function, x, grad) if way == "backward" else functools.partial(function, x)
                 for name, function in functions.items()
             }
-            back = _twin("scaled_softmax_backward", grad, y, softmax.SCALE, op == "causal")
             absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT}
-            runs = {**runs, **(back if way == "backward" else twins[op])}
             yield Case(f"{op} softmax {way}", shape, int(moved), runs, absent)
 
 
 def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
     """Rotary embedding of query and key, and its gradient."""
     tokens, heads, key_heads, width = shape
-    absent = {
-        liger.NAME: "no peer: its kernel writes over its inputs" if liger.installed() else liger.ABSENT,
-        TWIN: "no peer: there is no twin",
-    }
+    absent = {liger.NAME: "no peer: its kernel writes over its inputs" if liger.installed() else liger.ABSENT}
     for op, moved, runs in rotary.cases((tokens, heads, key_heads, width), compiled, _random):
         yield Case(op, shape, moved, runs, absent)
 
@@ -200,7 +172,7 @@ def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
 def experts(shape: Shape, compiled: Compile) -> Iterator[Case]:
     """Rows of a mixture of experts to their experts and back."""
     tokens, width, k = shape
-    absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT, TWIN: "no peer: there is no twin"}
+    absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT}
     for op, moved, runs in moe.movement((tokens, width, k), compiled):
         yield Case(op, shape, moved, runs, absent)
 

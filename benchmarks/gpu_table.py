@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.asked import asked
-from benchmarks.gpu_cases import OURS, SECOND, TWIN
+from benchmarks.gpu_cases import OURS, SECOND
 from benchmarks.norm import COPY
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ def line(all_results: Sequence[Json], cases: Sequence[Json]) -> list[str]:
     """One op at one shape: its shares, then the speedups over a copy and over the peers."""
     last = shares(all_results[-1], cases[-1])
     wanted = asked(cases[-1]["op"], tuple(cases[-1]["shape"]))
-    peers = {name: share for name, share in last.items() if name not in (OURS, TWIN, COPY, SECOND)}
+    peers = {name: share for name, share in last.items() if name not in (OURS, COPY, SECOND)}
     found = [f"{cases[-1]['op']} {'x'.join(map(str, cases[-1]['shape']))}"]
     for results, case in zip(all_results, cases, strict=True):
         found.append(cell(shares(results, case)[OURS], wanted.share))

@@ -22,7 +22,7 @@ def contestants(width: int, compiled: Compile = compiled_for_one_shape) -> dict[
     """Our op, torch eager, and torch.compile of the same arithmetic, by name."""
     import torch
 
-    from precast.ops.layer_norm import layer_norm
+    from precast.ops.norm import layer_norm
 
     def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, (width,), weight, bias)

@@ -77,7 +77,7 @@ def peers(folder: Path, flags: str, library: Path) -> tuple[dict[str, Peer], tup
 def _tvm(folder: Path, flags: str) -> Peer:
     folder.mkdir()
     kernel = folder / "rms_norm_cpu.cpp"
-    kernel.write_text('#include "rms_norm/cpu.cpp"\n', encoding="utf-8")
+    kernel.write_text('#include "norm/rms_norm_cpu.cpp"\n', encoding="utf-8")
     arguments = (str(folder), str(CHECKOUT / "csrc"), flags, str(BINDING), str(kernel))
     library = run(_BUILD_TVM, *arguments)
     return lambda: float(run(_LOAD_TVM, library))

@@ -92,7 +92,7 @@ def contestants(
     """Pair our ops with torch eager and torch.compile of the same arithmetic."""
     import torch
 
-    from precast.ops.rms_norm import fused_add_rms_norm, rms_norm
+    from precast.ops.norm import fused_add_rms_norm, rms_norm
 
     width = (x.shape[1],)
 

@@ -59,7 +59,7 @@ def inference(model: str, tokens: int, device: str = "cuda") -> dict[str, Callab
     import torch
 
     from precast import ops
-    from precast.ops.rms_norm import rms_norm
+    from precast.ops.norm import rms_norm
 
     heads, key_heads, width, casting = MODELS[model]
     made = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)
@@ -104,7 +104,7 @@ def training(model: str, tokens: int, device: str = "cuda") -> dict[str, dict[st
     import torch
 
     from precast import ops
-    from precast.ops.rms_norm import rms_norm
+    from precast.ops.norm import rms_norm
 
     heads, key_heads, width, casting = MODELS[model]
     made = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)

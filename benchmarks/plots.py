@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_cases import OURS, SECOND, TWIN
+from benchmarks.gpu_cases import OURS, SECOND
 from benchmarks.gpu_table import shares
 from benchmarks.norm import COPY
 
@@ -89,9 +89,8 @@ def chart(title: str, groups: Groups, below: str, *, ops: str = "", grid: Sequen
 
 def bars_of(found: dict[str, float]) -> list[Bar]:
     """Ours first, then the peers from the fastest on; a copy of as many bytes and a second shape are in the table."""
-    peers = sorted((name for name in found if name not in (OURS, COPY, SECOND, TWIN)), key=lambda name: -found[name])
-    names = [OURS, *([TWIN] if TWIN in found else []), *peers]
-    return [Bar(name, found[name], f"{100 * found[name]:.0f} %") for name in names if name in found]
+    peers = sorted((name for name in found if name not in (OURS, COPY, SECOND)), key=lambda name: -found[name])
+    return [Bar(name, found[name], f"{100 * found[name]:.0f} %") for name in (OURS, *peers) if name in found]
 
 
 def facts(results: Json, cases: Sequence[Json]) -> str:
@@ -108,7 +107,7 @@ def gpu_charts(results: Json) -> Iterator[tuple[str, str]]:
         cases = [case for case in results["cases"] if case["op"] == op]
         groups = [(" x ".join(map(str, case["shape"])), bars_of(shares(results, case))) for case in cases]
         bars = groups[0][1]
-        largest[op] = [bar for bar in bars if bar.name != TWIN][:2]
+        largest[op] = bars[:2]
         name = op.removesuffix(" forward").removesuffix(" backward")
         page = PAGES.get(name, name) if " with " not in name else ""
         yield f"bars-{op.replace(' ', '-')}.svg", chart(op, groups, facts(results, cases), ops=page, grid=GRID)

@@ -83,7 +83,7 @@ def rms_norm(device: str) -> None:
     """Normalise one batch and compare values and gradients with torch in double precision."""
     import torch
 
-    from precast.ops.rms_norm import rms_norm
+    from precast.ops.norm import rms_norm
 
     def run(norm: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(1)

@@ -26,8 +26,8 @@ from precast import ops
 from precast._builder import flags
 from precast._load import loader
 from precast.core import probe
-from precast.ops.layer_norm import layer_norm as our_layer_norm
-from precast.ops.rms_norm import rms_norm as our_rms_norm
+from precast.ops.norm import layer_norm as our_layer_norm
+from precast.ops.norm import rms_norm as our_rms_norm
 
 _SECONDS = 60.0  # limit for repeated measurements of the ratio, because the machine may be shared
 

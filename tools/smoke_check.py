@@ -17,7 +17,7 @@ def main() -> int:
 
     import precast
     from precast._builder import catalogue
-    from precast.ops.rms_norm import rms_norm
+    from precast.ops.norm import rms_norm
 
     for device in ("cpu", "cuda") if torch.version.cuda and torch.cuda.is_available() else ("cpu",):
         x, weight = torch.randn(3, 40, device=device), torch.randn(40, device=device)

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cpu_optim/cpu.h"
-#include "rms_norm/cpu.h"
+#include "norm/cpu.h"
 
 namespace {
 
@@ -69,13 +69,13 @@ std::tuple<torch::Tensor, torch::Tensor> backward(const torch::Tensor& grad, con
   const int64_t hidden = x.size(-1), count = x.numel() / hidden, chunks = (count + kChunk - 1) / kChunk;
   torch::Tensor grad_x = torch::empty_like(x), grad_weight = torch::empty_like(weight);
   norm::BackwardRows rows{};
-  using Part = std::remove_pointer_t<decltype(rows.weight_parts)>;
+  using Part = std::remove_pointer_t<decltype(rows.parts)>;
   torch::Tensor parts = torch::empty({chunks, hidden}, weight.options().dtype(c10::CppTypeToScalarType<Part>::value));
   rows.grad = grad.data_ptr();
   rows.x = x.data_ptr();
   rows.weight = weight.data_ptr();
   rows.grad_x = grad_x.data_ptr();
-  rows.weight_parts = parts.data_ptr<Part>();
+  rows.parts = parts.data_ptr<Part>();
   rows.rows = count;
   rows.hidden = rows.grad_stride = rows.x_stride = hidden;
   rows.chunk_rows = kChunk;
@@ -84,7 +84,7 @@ std::tuple<torch::Tensor, torch::Tensor> backward(const torch::Tensor& grad, con
   rows.casting = norm::kCastingNone;
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) { norm_level::backward(rows, begin, end); });
   at::parallel_for(0, hidden, 1024, [&](int64_t begin, int64_t end) {
-    norm_level::reduce_weight(rows.weight_parts, chunks, hidden, grad_weight.data_ptr(), rows.dtype, begin, end);
+    norm_level::reduce(rows.parts, chunks, hidden, grad_weight.data_ptr(), rows.dtype, begin, end);
   });
   return {grad_x, grad_weight};
 }

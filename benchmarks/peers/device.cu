@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/extension.h>
 
-#include "rms_norm/device.cu"
+#include "norm/rms_norm.cu"
 
 static torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
   TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.scalar_type() == torch::kFloat,

@@ -1,7 +1,7 @@
 // The peer of the cold start: one function of our CPU kernel, bound the usual way.
 #include <torch/extension.h>
 
-#include "rms_norm/cpu.h"
+#include "norm/cpu.h"
 
 namespace norm = precast::rms_norm;
 

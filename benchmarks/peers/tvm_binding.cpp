@@ -3,7 +3,7 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 
-#include "rms_norm/cpu.h"
+#include "norm/cpu.h"
 
 namespace {
 

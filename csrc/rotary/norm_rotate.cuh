@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/columns.cuh"
-#include "../rms_norm/row.cuh"
+#include "../norm/rms_norm_row.cuh"
 #include "../rotary/head_norm.h"
 #include "../rotary/rotate.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/cpu_level.h"
-#include "../rms_norm/cpu.h"
+#include "../norm/cpu.h"
 #include "cpu.h"
 #include "rotate.h"
 
@@ -94,15 +94,15 @@ inline NormUnits norm_units(const Angles& angles, const HeadNorm& norm, int64_t 
 
 // The norm of the heads of one token, counted through the leading dimensions.
 inline void norm_token(const Work& work, int64_t token) {
-  const rms_norm::ForwardFunction forward = PRECAST_AT_CPU_LEVEL(rms_norm, forward);
+  const norm::ForwardFunction forward = PRECAST_AT_CPU_LEVEL(rms_norm, forward);
   const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
   const int64_t outer = token / work.tokens, within = token - outer * work.tokens;
-  rms_norm::ForwardRows rows = {};
+  norm::ForwardRows rows = {};
   rows.hidden = work.width;
   rows.eps = work.norm.eps;
   rows.dtype = work.dtype;
   rows.casting = work.norm.casting;
-  rows.wide_weight = work.norm.wide != 0;
+  rows.wide_columns = work.norm.wide != 0;
   const auto norm = [&](const Heads& heads, const char* weight, int64_t count) {
     if (count == 0) return;
     rows.x = heads.from + outer * heads.from_outer + within * heads.from_token;

@@ -25,7 +25,7 @@ def test_every_public_function_has_a_page_with_its_facts() -> None:
     rms = pages["rms_norm.md"]
     for words in (
         "| CPU | prebuilt",
-        "AMD and Intel GPU | a Triton twin",
+        "AMD and Intel GPU | plain torch",
         "`rms_norm_backward`",
         "LigerRMSNormFunction",
     ):
@@ -49,19 +49,18 @@ def test_no_page_of_an_op_lacks_a_part() -> None:
 def test_a_page_without_a_part_is_refused(changed: str, into: str, says: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc", ignore=shutil.ignore_patterns("*.c*", "*.h"))
     (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
-    module = tmp_path / "pkg" / "precast" / "ops" / "rms_norm" / "__init__.py"
-    module.parent.mkdir(parents=True)
-    text = (ROOT / module.relative_to(tmp_path)).read_text(encoding="utf-8")
-    module.write_text(text, encoding="utf-8")
+    module = tmp_path / "pkg" / "precast" / "ops" / "norm" / "_rms_norm.py"
+    shutil.copytree(ROOT / module.parent.relative_to(tmp_path), module.parent)
+    text = module.read_text(encoding="utf-8")
     assert op_pages.lacking(tmp_path, "rms_norm") == []
     module.write_text(text.replace(changed, into), encoding="utf-8")
     (lacks,) = op_pages.lacking(tmp_path, "rms_norm")
-    assert lacks.startswith(says) and "pkg/precast/ops/rms_norm" in lacks
+    assert lacks.startswith(says) and "pkg/precast/ops/norm" in lacks
 
 
 def test_a_function_that_does_not_say_what_it_replaces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptions, "replaces", lambda _csrc: {})
-    assert op_pages.lacking(ROOT, "rms_norm") == ["[replaces.rms_norm] in csrc/rms_norm/family.toml"]
+    assert op_pages.lacking(ROOT, "rms_norm") == ["[replaces.rms_norm] in csrc/norm/family.toml"]
 
 
 def test_a_page_has_its_chart_or_says_that_there_is_none() -> None:

@@ -4,9 +4,9 @@
 
     python -m tests.gpu.sanitize [--only RUN ...] [--logs FOLDER] [--timeout SECONDS] [-- ARGUMENTS OF PYTEST]
 
-By default the tests of the optimizers on the GPU; after ``--`` any others, as ``-p tests.ops.only_twins
-tests/ops/test_fused_gpu.py`` for their Triton twins. One line for each run. Exit status: 0, every test passed and no
-tool found anything; 1, not so; 3, there is no compute-sanitizer.
+By default the tests of the optimizers on the GPU; after ``--`` any others, as ``-p tests.ops.only_plain
+tests/ops/test_fused_gpu.py`` for plain torch in their place. One line for each run. Exit status: 0, every test passed
+and no tool found anything; 1, not so; 3, there is no compute-sanitizer.
 """
 
 from __future__ import annotations

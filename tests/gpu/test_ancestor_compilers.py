@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.compiler]
 HERE = Path(__file__).parent / "ancestor"
 CSRC = Path(__file__).parents[2] / "csrc"
 
-# Rows that the launch table of csrc/rms_norm/host.cpp gives to the kernel the binding launches, a block for each. They
+# Rows that the launch table of csrc/norm/rms_norm.cpp gives to the kernel the binding launches, a block for each. They
 # are many, because few would get more threads.
 ROWS = 4099
 SHAPES = ((4096, torch.bfloat16), (8192, torch.bfloat16), (4096, torch.float16), (2048, torch.float32))

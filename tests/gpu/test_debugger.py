@@ -25,14 +25,14 @@ STOP = """
 [Switching focus to CUDA kernel 0, grid 5, block (0,0,0), thread (0,0,0), device 0, sm 0, warp 0, lane 0]
 
 CUDA thread hit Breakpoint 1.2, rms_norm_f32_v4<<<(4,1,1),(64,1,1)>>> (args=...)
-    at /a/site/precast/csrc/rms_norm/device.cu:61
+    at /a/site/precast/csrc/norm/rms_norm.cu:61
 61	  const uint32_t row = blockIdx.x;
 """
 
 
 def test_a_stop_is_told_with_its_line(debugger: ModuleType) -> None:
-    assert debugger.stopped_at(STOP.replace("1.2", "1")) == "/a/site/precast/csrc/rms_norm/device.cu:61"
-    assert debugger.stopped_at(STOP) == "/a/site/precast/csrc/rms_norm/device.cu:61"
+    assert debugger.stopped_at(STOP.replace("1.2", "1")) == "/a/site/precast/csrc/norm/rms_norm.cu:61"
+    assert debugger.stopped_at(STOP) == "/a/site/precast/csrc/norm/rms_norm.cu:61"
     assert debugger.stopped_at("Function not defined. Breakpoint 1 (rms_norm_f32_v4) pending.\nSUM 4096.0") is None
     assert debugger.stopped_at("fatal: The CUDA driver initialization failed.") is None
 

@@ -63,7 +63,7 @@ def test_a_run_is_good_if_tests_and_tool_say_so(
 def test_every_tool_is_run_and_graphs_are_left_out_where_none_can_be(tool: Path) -> None:
     (tool / "said").write_text(f"{PASSED}\n{CLEAN}")
     (tool / "status").write_text("0")
-    assert sanitize.main(["--logs", str(tool), "--", "-p", "tests.ops.only_twins", "some"]) == 0
+    assert sanitize.main(["--logs", str(tool), "--", "-p", "tests.ops.only_plain", "some"]) == 0
     calls = (tool / "calls").read_text().splitlines()
     assert [call.split()[2] for call in calls] == [
         "memcheck",
@@ -72,7 +72,7 @@ def test_every_tool_is_run_and_graphs_are_left_out_where_none_can_be(tool: Path)
         "racecheck",
         "synccheck",
     ]
-    assert all(call.endswith("-p tests.ops.only_twins some") for call in calls)
+    assert all(call.endswith("-p tests.ops.only_plain some") for call in calls)
     assert [call.startswith("1") for call in calls] == ["not captured" in call for call in calls]
     assert sum(call.startswith("1") for call in calls) == 2
 

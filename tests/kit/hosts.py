@@ -32,9 +32,7 @@ def nvrtc(version: str) -> Nvrtc:
     return Nvrtc("/lib/libnvrtc.so", "/lib/libnvrtc-builtins.so", version, targets, "torch's")
 
 
-def builders(
-    nvrtc_version: str | None = "13.0.88", *, compiler: bool = True, ninja: bool = True, triton: str | None = None
-) -> Builders:
+def builders(nvrtc_version: str | None = "13.0.88", *, compiler: bool = True, ninja: bool = True) -> Builders:
     return Builders(
         compiler=Compiler("/usr/bin/g++", "12.2.0", "g++") if compiler else None,
         ninja="/usr/bin/ninja" if ninja else None,
@@ -43,9 +41,7 @@ def builders(
             "compiler: g++ on PATH: not there",
             "ninja: not on PATH",
             "nvrtc: torch's (/site/nvidia/cu13/lib): not there",
-            "triton: the triton package: not there",
         ),
-        triton=triton,
     )
 
 
@@ -109,7 +105,7 @@ def host_file(abi: str = "torch-table-1", *, path: str | None = None, **changes:
         "glibc": Release(2, 28),
         "glibcxx": "3.4.22",
         "cpu_levels": ("baseline", "avx2", "avx512"),
-        "families": ("rms_norm", "cpu_adam"),
+        "families": ("rms_norm", "cpu_adam", "rotary"),
     }
     if isinstance(parsed, Exact):
         needed = ("libtorch_cpu.so", "libc10.so", "libc.so.6")
@@ -143,6 +139,7 @@ def build_info(
     host_files: tuple[HostFile, ...] = (host_file(),),
     mode: BuildMode = BuildMode.RELEASE,
     index_url: str | None = INDEX,
+    family: str = FAMILY,
 ) -> BuildInfo:
     return BuildInfo(
         version="1.0",
@@ -153,7 +150,7 @@ def build_info(
         source_digest="2" * 64,
         compilers=(("g++", "12.2.0"), ("nvrtc", nvrtc_version)),
         host=host_files,
-        device=tuple(device_file(target, nvrtc_version) for target in targets.split()),
+        device=tuple(device_file(target, nvrtc_version, family) for target in targets.split()),
         index_url=index_url,
     )
 

@@ -11,7 +11,7 @@ from precast._builder.catalogue import FAMILIES
 
 # The ops over rows. Rotations and caches have tests of their own, and what goes over lists of tensors is a step of an
 # optimizer.
-ON_ROWS = tuple(op for family in FAMILIES if family.twins and not family.late for op in family.op_names)
+ON_ROWS = tuple(op for family in FAMILIES if family.plain and not family.late for op in family.op_names)
 
 
 def made(*shape: int, dtype: Any = torch.float32, device: str = "cpu", seed: int = 0) -> Any:

@@ -34,7 +34,7 @@ SGDS: dict[str, dict[str, Any]] = {
 def functions(where: str) -> Any:
     """The kernels on a GPU; plain torch on the CPU, and where no kernel is found."""
     loaded = FusedOptimizerLoader().load(ext_name="fused_optim_torch" if where == "cpu" else None)
-    assert (loaded.source.kind == "torch") is (where == "cpu" or "tests.ops.only_twins" in sys.modules)
+    assert (loaded.source.kind == "torch") is (where == "cpu" or "tests.ops.only_plain" in sys.modules)
     return loaded
 
 

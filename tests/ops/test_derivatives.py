@@ -12,9 +12,8 @@ torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402
 
 from precast import ops  # noqa: E402
-from precast.ops.layer_norm import reference as layer_norm_reference  # noqa: E402
-from precast.ops.rms_norm import CASTINGS  # noqa: E402
-from precast.ops.rms_norm import reference as rms_norm_reference  # noqa: E402
+from precast.ops.norm import CASTINGS  # noqa: E402
+from precast.ops.norm import reference as norm_reference  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,13 +32,13 @@ def norm_pairs(casting: str) -> dict[str, tuple[Callable[..., Any], Callable[...
     code = CASTINGS[casting]
 
     def exact_norm(x: Any, weight: Any) -> Any:
-        return (rms_norm_reference.rms_norm(x, weight, EPS, code),)
+        return (norm_reference.rms_norm(x, weight, EPS, code),)
 
     def exact_fused(x: Any, residual: Any, weight: Any) -> Any:
-        return rms_norm_reference.fused_add_rms_norm(x, residual, weight, EPS, code)
+        return norm_reference.fused_add_rms_norm(x, residual, weight, EPS, code)
 
     def exact_layer(x: Any, biases: Any, weight: Any) -> Any:
-        return (layer_norm_reference.layer_norm(x, weight, biases.reshape(-1, 8)[0], EPS),)
+        return (norm_reference.layer_norm(x, weight, biases.reshape(-1, 8)[0], EPS),)
 
     return {
         "rms_norm": (lambda x, w: (ops.rms_norm(x, w, EPS, casting=casting),), exact_norm, 1),
@@ -90,7 +89,7 @@ def test_backward_against_float64(
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(33, hidden, generator=generator).to(device, dtype) for _ in range(2))
     weight = torch.randn(hidden, generator=generator).to(device, dtype)
-    exact = rms_norm_reference.rms_norm_backward(*(t.double().cpu() for t in (grad, x, weight)), EPS, CASTINGS[casting])
+    exact = norm_reference.rms_norm_backward(*(t.double().cpu() for t in (grad, x, weight)), EPS, CASTINGS[casting])
 
     def gradients(function: Callable[..., Any]) -> Any:
         leaves = [t.detach().requires_grad_() for t in (x, weight)]
@@ -117,7 +116,7 @@ def test_fused_backward_against_float64(
     leaves = [t.requires_grad_() for t in (x, residual, weight)]
     y, total = ops.fused_add_rms_norm(*leaves, EPS, casting=casting)
     ours = torch.autograd.grad((y, total), leaves, (grad_y, grad_sum))
-    exact = rms_norm_reference.fused_add_rms_norm_backward(
+    exact = norm_reference.fused_add_rms_norm_backward(
         *(t.detach().double().cpu() for t in (grad_y, grad_sum, total, weight)), EPS, CASTINGS[casting]
     )
     assert torch.equal(ours[0], ours[1])
@@ -131,7 +130,7 @@ def test_backward_of_any_number_of_rows(rows: int, device: str) -> None:
     x = torch.randn(rows, 24, device=device, requires_grad=True)
     weight = torch.randn(24, device=device, requires_grad=True)
     ours = torch.autograd.grad(ops.rms_norm(x, weight).sin().sum(), (x, weight))
-    exact = torch.autograd.grad(rms_norm_reference.rms_norm(x, weight, EPS, 0).sin().sum(), (x, weight))
+    exact = torch.autograd.grad(norm_reference.rms_norm(x, weight, EPS, 0).sin().sum(), (x, weight))
     torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-4)
 
 
@@ -139,14 +138,14 @@ def test_backward_of_gradients_that_are_not_contiguous(device: str) -> None:
     x, weight = inputs(1, device, grad=True)
     for make in (lambda y: y.t().sin().sum(), lambda y: y.sum(), lambda y: y[:, ::2].sin().sum()):
         ours = torch.autograd.grad(make(ops.rms_norm(x, weight)), (x, weight))
-        assert_close(ours, torch.autograd.grad(make(rms_norm_reference.rms_norm(x, weight, EPS, 0)), (x, weight)))
+        assert_close(ours, torch.autograd.grad(make(norm_reference.rms_norm(x, weight, EPS, 0)), (x, weight)))
 
 
 @pytest.mark.parametrize("only", [0, 1])
 def test_backward_through_one_of_two_results(only: int, device: str) -> None:
     leaves = inputs(2, device, grad=True)
     ours = torch.autograd.grad(scalar(ops.fused_add_rms_norm(*leaves)[only : only + 1]), leaves, allow_unused=True)
-    exact = scalar(rms_norm_reference.fused_add_rms_norm(*leaves, EPS, 0)[only : only + 1])
+    exact = scalar(norm_reference.fused_add_rms_norm(*leaves, EPS, 0)[only : only + 1])
     for one, right in zip(ours, torch.autograd.grad(exact, leaves, materialize_grads=True), strict=True):
         assert_close(one, right)
 
@@ -156,7 +155,7 @@ def test_only_one_input_requires_grad(wanted: str, device: str) -> None:
     x, weight = inputs(1, device)
     leaf = {"x": x, "weight": weight}[wanted].requires_grad_()
     ours = torch.autograd.grad(scalar((ops.rms_norm(x, weight),)), leaf)
-    assert_close(ours, torch.autograd.grad(scalar((rms_norm_reference.rms_norm(x, weight, EPS, 0),)), leaf))
+    assert_close(ours, torch.autograd.grad(scalar((norm_reference.rms_norm(x, weight, EPS, 0),)), leaf))
 
 
 def test_gradients_in_another_thread(pair: Any, device: str) -> None:
@@ -229,7 +228,7 @@ def test_a_tangent_that_arrives_between_forward_and_backward(device: str) -> Non
             grad = forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y) * 2)
             return [tuple(forward_ad.unpack_dual(g)) for g in torch.autograd.grad(y, (x, weight), grad)]
 
-    assert_close(push(ops.rms_norm), push(lambda x, w: rms_norm_reference.rms_norm(x, w, EPS, 0)))
+    assert_close(push(ops.rms_norm), push(lambda x, w: norm_reference.rms_norm(x, w, EPS, 0)))
 
 
 TRANSFORMS = {
@@ -267,7 +266,7 @@ def test_transforms_of_the_in_place_op(device: str) -> None:
         return ops.fused_add_rms_norm_(x.clone(), residual.clone(), weight)
 
     def exact(x: Any, residual: Any, weight: Any) -> Any:
-        return rms_norm_reference.fused_add_rms_norm(x, residual, weight, EPS, 0)
+        return norm_reference.fused_add_rms_norm(x, residual, weight, EPS, 0)
 
     for name in ("jvp", "grad", "vmap over rows", "functionalize"):
         assert_close(TRANSFORMS[name](in_place, (x, residual, weight)), TRANSFORMS[name](exact, (x, residual, weight)))

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
-from precast.ops.layer_norm import reference  # noqa: E402
+from precast.ops.norm import reference  # noqa: E402
 from tests.ops.tensors import assert_captured, assert_same_with_any_number_of_threads, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

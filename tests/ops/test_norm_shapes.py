@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops.layer_norm import reference as layer_reference  # noqa: E402
-from precast.ops.rms_norm import reference as rms_reference  # noqa: E402
+from precast.ops.norm import reference  # noqa: E402
 from tests.ops.tensors import layouts, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -146,20 +145,18 @@ def test_rms_norm_with_a_float32_weight(
     weight, code = wide_parameters(width, device)[0], ["none", "llama", "gemma"].index(casting)
     total = x + residual
     wide = [t.double().cpu() for t in (x, weight, total)]
-    exact = rms_reference.rms_norm(wide[0], wide[1], EPS, 2 if code == 2 else 0)
+    exact = reference.rms_norm(wide[0], wide[1], EPS, 2 if code == 2 else 0)
     y = ops.rms_norm(x, weight, EPS, casting=casting)
     both = ops.fused_add_rms_norm(x, residual, weight, EPS, casting=casting)
     assert y.dtype == dtype and [t.dtype for t in both] == [dtype, dtype]
     assert torch.equal(both[1], total) and torch.equal(both[0], ops.rms_norm(total, weight, EPS, casting=casting))
     if casting != "llama":
         assert_accurate(y, exact)
-    torch.testing.assert_close(
-        y, rms_reference.rms_norm(x, weight, EPS, code), rtol=2 * torch.finfo(dtype).eps, atol=1e-6
-    )
+    torch.testing.assert_close(y, reference.rms_norm(x, weight, EPS, code), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     if casting != "gemma":  # 1 + weight is rounded in the same way
         _, (grad_x, grad_weight) = gradients(lambda x, w: ops.rms_norm(x, w, EPS, casting=casting), [x, weight], [grad])
         assert grad_x.dtype == dtype and grad_weight.dtype == torch.float32
-        right = rms_reference.rms_norm_backward(grad.double().cpu(), wide[0], wide[1], EPS, 0)
+        right = reference.rms_norm_backward(grad.double().cpu(), wide[0], wide[1], EPS, 0)
         terms = (grad.double().cpu() * wide[1]).abs().amax(-1, keepdim=True).expand(5, width) * 3
         assert_accurate(grad_x, right[0], terms=terms)
         assert_accurate(grad_weight, right[1], terms=torch.full((width,), 8.0, dtype=torch.float64))
@@ -176,11 +173,11 @@ def test_layer_norm_with_float32_parameters(
     y = ops.layer_norm(x, weight, bias, EPS)
     assert y.dtype == dtype
     terms = (wide[1].abs() * 4 + wide[2].abs()).expand(5, width)
-    assert_accurate(y, layer_reference.layer_norm(*wide, EPS), terms=terms)
-    assert_accurate(ops.layer_norm(x, weight, None, EPS), layer_reference.layer_norm(*wide[:2], None, EPS), terms=terms)
+    assert_accurate(y, reference.layer_norm(*wide, EPS), terms=terms)
+    assert_accurate(ops.layer_norm(x, weight, None, EPS), reference.layer_norm(*wide[:2], None, EPS), terms=terms)
     _, found = gradients(lambda x, w, b: ops.layer_norm(x, w, b, EPS), [x, weight, bias], [grad])
     assert [t.dtype for t in found] == [dtype, torch.float32, torch.float32]
-    right = layer_reference.layer_norm_backward(grad.double().cpu(), *wide[:2], EPS, True, True)
+    right = reference.layer_norm_backward(grad.double().cpu(), *wide[:2], EPS, True, True)
     size = (grad.double().cpu() * wide[1]).abs().amax(-1, keepdim=True).expand(5, width) * 4
     if width > 1:  # all of a single column is its mean: the scale of its gradient is 1 / sqrt(eps)
         assert_accurate(found[0], right[0], terms=size)

@@ -9,9 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.ops.cpu_adam import reference as cpu_adam_reference  # noqa: E402
-from precast.ops.layer_norm import reference as layer_norm_reference  # noqa: E402
-from precast.ops.rms_norm import GEMMA  # noqa: E402
-from precast.ops.rms_norm import reference as rms_norm_reference  # noqa: E402
+from precast.ops.norm import GEMMA  # noqa: E402
+from precast.ops.norm import reference as norm_reference  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,13 +32,13 @@ def test_rms_norm_is_torchs(casting: int) -> None:
     x, weight = doubles((3, 4, 6), (6,))
     scale = 1 + weight if casting == GEMMA else weight
     theirs = torch.nn.functional.rms_norm(x, (6,), scale, EPS)
-    torch.testing.assert_close(rms_norm_reference.rms_norm(x, weight, EPS, casting), theirs, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(norm_reference.rms_norm(x, weight, EPS, casting), theirs, rtol=1e-14, atol=1e-14)
 
 
 def test_castings_round_where_they_say() -> None:
     x, weight = (t.detach().bfloat16() for t in doubles((100,), (100,)))
     normal = x.float() * torch.rsqrt(x.float().square().mean() + EPS)
-    once, llama, gemma = (rms_norm_reference.rms_norm(x, weight, EPS, casting) for casting in CASTINGS)
+    once, llama, gemma = (norm_reference.rms_norm(x, weight, EPS, casting) for casting in CASTINGS)
     assert torch.equal(once, (normal * weight.float()).bfloat16())
     assert torch.equal(llama, normal.bfloat16() * weight)
     assert torch.equal(gemma, (normal * (1 + weight.float())).bfloat16())
@@ -49,15 +48,15 @@ def test_castings_round_where_they_say() -> None:
 @pytest.mark.parametrize("casting", CASTINGS)
 def test_backward_is_autograds(casting: int) -> None:
     x, residual, weight, grad_y, grad_sum = doubles((3, 4, 6), (3, 4, 6), (6,), (3, 4, 6), (3, 4, 6))
-    y = rms_norm_reference.rms_norm(x, weight, EPS, casting)
+    y = norm_reference.rms_norm(x, weight, EPS, casting)
     torch.testing.assert_close(
-        rms_norm_reference.rms_norm_backward(grad_y, x, weight, EPS, casting),
+        norm_reference.rms_norm_backward(grad_y, x, weight, EPS, casting),
         torch.autograd.grad(y, (x, weight), grad_y),
     )
-    y, total = rms_norm_reference.fused_add_rms_norm(x, residual, weight, EPS, casting)
+    y, total = norm_reference.fused_add_rms_norm(x, residual, weight, EPS, casting)
     grad_x, grad_residual, grad_weight = torch.autograd.grad((y, total), (x, residual, weight), (grad_y, grad_sum))
     assert torch.equal(grad_x, grad_residual)
-    ours = rms_norm_reference.fused_add_rms_norm_backward(grad_y, grad_sum, total, weight, EPS, casting)
+    ours = norm_reference.fused_add_rms_norm_backward(grad_y, grad_sum, total, weight, EPS, casting)
     torch.testing.assert_close(ours, (grad_x, grad_weight))
 
 
@@ -66,11 +65,11 @@ def test_backward_is_autograds(casting: int) -> None:
 def test_derivatives_against_differences(shape: tuple[int, ...], casting: int) -> None:
     x, residual, weight, grad = doubles(shape, shape, (6,), shape)
     for function, inputs in (
-        (lambda x, w: rms_norm_reference.rms_norm(x, w, EPS, casting), (x, weight)),
-        (lambda x, r, w: rms_norm_reference.fused_add_rms_norm(x, r, w, EPS, casting), (x, residual, weight)),
-        (lambda g, x, w: rms_norm_reference.rms_norm_backward(g, x, w, EPS, casting), (grad, x, weight)),
+        (lambda x, w: norm_reference.rms_norm(x, w, EPS, casting), (x, weight)),
+        (lambda x, r, w: norm_reference.fused_add_rms_norm(x, r, w, EPS, casting), (x, residual, weight)),
+        (lambda g, x, w: norm_reference.rms_norm_backward(g, x, w, EPS, casting), (grad, x, weight)),
         (
-            lambda g, s, t, w: rms_norm_reference.fused_add_rms_norm_backward(g, s, t, w, EPS, casting),
+            lambda g, s, t, w: norm_reference.fused_add_rms_norm_backward(g, s, t, w, EPS, casting),
             (grad, residual, x, weight),
         ),
     ):
@@ -84,16 +83,16 @@ def test_layer_norm_is_torchs(shape: tuple[int, ...], parameters: str) -> None:
     x, grad, weight, bias = doubles(shape, shape, (6,), (6,))
     given = (weight if "weight" in parameters else None, bias if "bias" in parameters else None)
     theirs = torch.nn.functional.layer_norm(x, (6,), *given, EPS)
-    torch.testing.assert_close(layer_norm_reference.layer_norm(x, *given, EPS), theirs, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(norm_reference.layer_norm(x, *given, EPS), theirs, rtol=1e-13, atol=1e-13)
     leaves = [t for t in (x, *given) if t is not None]
     exact = torch.autograd.grad(theirs, leaves, grad)
     wanted = tuple(t is not None for t in given)
-    ours = layer_norm_reference.layer_norm_backward(grad, x, given[0], EPS, *wanted)
+    ours = norm_reference.layer_norm_backward(grad, x, given[0], EPS, *wanted)
     assert [t.numel() > 0 for t in ours[1:]] == list(wanted)
     torch.testing.assert_close(tuple(t for t in ours if t.numel()), exact, rtol=1e-12, atol=1e-12)
     for function, inputs in (
-        (lambda *a: layer_norm_reference.layer_norm(*a, EPS), (x, *given)),
-        (lambda g, x, w: layer_norm_reference.layer_norm_backward(g, x, w, EPS, True, True), (grad, x, given[0])),
+        (lambda *a: norm_reference.layer_norm(*a, EPS), (x, *given)),
+        (lambda g, x, w: norm_reference.layer_norm_backward(g, x, w, EPS, True, True), (grad, x, given[0])),
     ):
         assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(function, inputs)

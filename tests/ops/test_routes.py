@@ -18,7 +18,7 @@ from precast._dispatch.routes import Route  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-RMS = importlib.import_module("precast.ops.rms_norm")
+RMS = importlib.import_module("precast.ops.norm._rms_norm")
 
 
 def tensors(device: str) -> tuple[Any, Any]:
@@ -319,7 +319,7 @@ def test_a_torch_without_what_we_read_takes_the_other_route(monkeypatch: pytest.
     loader = importlib.import_module("precast._load.loader")
     precast.load("layer_norm", device)
     library = loader._state.serving["layer_norm", torch.device(device).type]
-    layer = importlib.import_module("precast.ops.layer_norm")
+    layer = importlib.import_module("precast.ops.norm._layer_norm")
     for answer in (None, (0, 0)):  # not found; found, but it is another variable: it does not change
         route = Route.__new__(Route)
         routes._is_readable.cache_clear()

@@ -73,7 +73,6 @@ BUILD_ONLY = {
 }
 # Imported if installed; nothing is missing without it.
 IF_THERE = {"_cli/main.py": {"argcomplete"}, "_adopt/vllm.py": {"vllm"}}
-TRITON = re.compile(r"ops/.*twin.*")  # the Triton kernels of a family
 
 
 def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:
@@ -299,7 +298,7 @@ def test_torch_is_imported_where_it_may_be_and_when_it_is_used(path: Path) -> No
 def test_only_the_declared_dependencies_are_imported(path: Path) -> None:
     names = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
     allowed = set(sys.stdlib_module_names) | {"precast"} | THIRD_PARTY | BUILD_ONLY.get(relative(path), set())
-    allowed |= IF_THERE.get(relative(path), set()) | ({"triton"} if TRITON.fullmatch(relative(path)) else set())
+    allowed |= IF_THERE.get(relative(path), set())
     assert names <= allowed
 
 

@@ -35,7 +35,7 @@ def test_the_prebuilt_files_are_collected_as_they_are(tmp_path: Path, monkeypatc
         (tmp_path / "precast" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "precast" / name).touch()
     hooks = ModuleType("PyInstaller.utils.hooks")
-    names = ("precast", "precast.build", "precast.build.wheels", "precast.ops.rms_norm")
+    names = ("precast", "precast.build", "precast.build.wheels", "precast.ops.norm")
     vars(hooks)["collect_submodules"] = lambda package, **how: [name for name in names if how["filter"](name)]
     for name in ("PyInstaller", "PyInstaller.utils"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -55,4 +55,4 @@ def test_the_prebuilt_files_are_collected_as_they_are(tmp_path: Path, monkeypatc
     wanted = {(str(tmp_path / "precast" / name), str(Path("precast", name).parent)) for name in HELD}
     wanted |= {(str(site / name), str(Path(name).parent)) for name, taken in OTHERS.items() if taken}
     assert set(said["datas"]) == wanted
-    assert said["hiddenimports"] == ["precast", "precast.build", "precast.ops.rms_norm"]
+    assert said["hiddenimports"] == ["precast", "precast.build", "precast.ops.norm"]

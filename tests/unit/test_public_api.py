@@ -49,7 +49,7 @@ def test_old_import_paths_resolve() -> None:
     for path in (
         *("precast.base_extension._Extension", "precast.base_extension._CppExtension", "precast.jit.bias_gelu_impl"),
         *("precast._C.cpu_adam_x86", "precast.kernel_loader.CPUAdamLoader", "precast.extension.Extension"),
-        *("precast.ops.rms_norm.rms_norm", "precast.ops.softmax.FullyMasked", "precast.optim.CPUAdamOptimizer"),
+        *("precast.ops.norm.rms_norm", "precast.ops.softmax.FullyMasked", "precast.optim.CPUAdamOptimizer"),
     ):
         module, _, name = path.rpartition(".")
         assert name in dir(importlib.import_module(module)), path

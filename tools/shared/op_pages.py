@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from precast._builder import catalogue, descriptions
-from precast._builder.catalogue import Folder
+from precast._builder import catalogue, descriptions, public
+from precast._builder.catalogue import Family, Folder
 from precast.errors import KernelError
 
 LIBRARIES = {"torch": "PyTorch", "apex": "apex", "vllm": "vLLM", "liger": "Liger-Kernel"}
@@ -76,17 +76,18 @@ def _group(root: Path, folder: Folder) -> Iterator[str]:
 def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
     """The page of one function."""
     folder = catalogue.folder_of(name)
+    families = [catalogue.get(family) for family in public.families_of(name)]
     lines = [
         f"::: precast.ops.{folder.name}.{name}",
         "    options: { heading_level: 1, show_root_full_path: false }",
         "",
         "## Where it runs",
         "",
-        *([instead[NOTE]] if NOTE in instead else _devices(folder)),
+        *([instead[NOTE]] if NOTE in instead else _devices(folder, families)),
         "",
         "## Gradients",
         "",
-        _gradients(folder, docstring(root, folder, name)),
+        _gradients(families, docstring(root, folder, name)),
         "",
         *_numerics(root, folder),
         *_charts(root, name),
@@ -95,24 +96,23 @@ def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _devices(folder: Folder) -> Iterator[str]:
-    devices = {device for family in folder.families for device in family.devices}
-    twins = {device for family in folder.families for device in (*family.twins, *family.plain)}
-    plain = any(family.plain for family in folder.families)
-    others = " and ".join(title for key, title in {"cuda": "AMD", "xpu": "Intel"}.items() if key in twins)
+def _devices(folder: Folder, families: Sequence[Family]) -> Iterator[str]:
+    devices = {device for family in families for device in family.devices}
+    plain = {device for family in families for device in family.plain}
+    others = " and ".join(title for key, title in {"cuda": "AMD", "xpu": "Intel"}.items() if key in plain)
     yield "| Device | Kernel |"
     yield "| --- | --- |"
     yield f"| CPU | {'prebuilt, for each instruction set' if 'cpu' in devices else 'none'} |"
     yield f"| NVIDIA GPU | {'prebuilt, for each CUDA label' if 'cuda' in devices else 'none'} |"
-    yield f"| {others or 'Other'} GPU | {'plain torch' if plain else 'a Triton twin' if twins else 'none'} |"
+    yield f"| {others or 'Other'} GPU | {'plain torch' if plain else 'none'} |"
     yield ""
-    yield f"Families: {', '.join(f'`{family.name}`' for family in folder.families)}. Sources: `csrc/{folder.name}`."
+    yield f"Families: {', '.join(f'`{family.name}`' for family in families)}. Sources: `csrc/{folder.name}`."
 
 
-def _gradients(folder: Folder, text: str) -> str:
+def _gradients(families: Sequence[Family], text: str) -> str:
     if "ifferentiable" not in text:
         return "The function has no gradient formula. Use it for inference or in an optimizer step."
-    kernels = [op for family in folder.families for op in family.op_names if "backward" in op]
+    kernels = [op for family in families for op in family.op_names if "backward" in op]
     own = f" Kernels of the gradients: {', '.join(f'`{op}`' for op in kernels)}." if kernels else ""
     return f"The function is differentiable, and it works under `torch.compile` and `torch.export`.{own}"
 

@@ -150,8 +150,9 @@ def _hopeless(host: Host, settings: Settings, need: Need) -> Iterator[Rejection]
         if why:
             return
     elif need.device == "xpu":
+        wanted = "an NVIDIA GPU, or the CPU" if torch.xpu else "an XPU build of torch"
         found = f"torch {torch.version}, {'XPU ' + torch.xpu if torch.xpu else 'not a build for XPU'}"
-        yield Rejection("xpu", EVERYTHING, Reason.XPU, "an NVIDIA GPU, or the CPU", found)
+        yield Rejection("xpu", EVERYTHING, Reason.XPU, wanted, found)
         return
     if settings.cpu_level is not None and host.cpu_levels is not None:
         try:

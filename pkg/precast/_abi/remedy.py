@@ -19,7 +19,7 @@ from precast.core.capability import ComputeCapability
 from precast.core.explain import MOST_ACTIONS
 from precast.core.host import Builders, Host, Installer
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE, Reason, Rejection, Unopened
+from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, Reason, Rejection, Unopened
 from precast.core.torch_abi import STABLE_FLOOR
 from precast.core.value import value
 from precast.core.version import Label
@@ -112,32 +112,26 @@ _FIXES: Mapping[Reason, Callable[[Rejection, Facts], str]] = {
     Reason.NO_COMPILER: _compiler,
     Reason.NO_NINJA: lambda _, facts: install_ninja(facts.host),
     Reason.NO_NVRTC: lambda _, facts: install_nvrtc(facts.host),
-    Reason.NO_TRITON: lambda _, facts: install_triton(facts.host),
 }
 
 
 def actions_for(rejections: Iterable[Rejection], fix: Fix) -> tuple[str, ...]:
     """Up to three commands, each of which removes every obstacle on one way to the op.
 
-    An obstacle that blocks all ways comes first, because it must be removed. Otherwise there are three ways: other
-    prebuilt files, a build here, and Triton. A way with an obstacle that no command removes is not offered.
+    An obstacle that blocks all ways comes first, because it must be removed. Otherwise there are two ways: other
+    prebuilt files, and a build here. A way with an obstacle that no command removes is not offered.
     """
     rejections = tuple(rejections)
-    blocks = [r for r in rejections if r.candidate == EVERYTHING and r.reason not in _TRITON_HELPS]
+    blocks = [r for r in rejections if r.candidate == EVERYTHING]
     if blocks:
         return _whole(map(fix, blocks))
-    pieces = list(dict.fromkeys(r.piece for r in rejections if r.candidate != TRITON_CANDIDATE))
-    of = {piece: [r for r in rejections if r.piece == piece and r.candidate != TRITON_CANDIDATE] for piece in pieces}
+    pieces = list(dict.fromkeys(r.piece for r in rejections))
+    of = {piece: [r for r in rejections if r.piece == piece] for piece in pieces}
     ways = (
         _whole(_first(of[piece], fix) for piece in pieces),
         _whole(_all(of[piece], JIT_CANDIDATE, fix) for piece in pieces),
-        _whole([_all(rejections, TRITON_CANDIDATE, fix)]),
     )
     return tuple(dict.fromkeys(command for way in ways for command in way))[:MOST_ACTIONS]
-
-
-# Triton can serve these GPUs, which have no other kernels.
-_TRITON_HELPS = {Reason.HIP, Reason.XPU}
 
 
 def _whole(steps: Iterable[str]) -> tuple[str, ...]:
@@ -186,11 +180,6 @@ def install_compiler(host: Host) -> str:
 def install_ninja(host: Host) -> str:
     """Installs the ninja that a JIT build needs."""
     return f"{_installer(host).install} ninja"
-
-
-def install_triton(host: Host) -> str:
-    """Installs Triton, for the kernels of the twins."""
-    return f"{_installer(host).install} triton"
 
 
 def install_nvrtc(host: Host) -> str:

@@ -33,10 +33,10 @@ from precast._adopt.probe import StandIn, twin_of
 from precast._adopt.seen import Child, Seen, is_changed, is_traced, unproved
 from precast._adopt.source import codes, with_attribute
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from precast.ops.layer_norm import layer_norm as _layer_norm
 from precast.ops.losses import cross_entropy, linear_cross_entropy
-from precast.ops.rms_norm import Casting
-from precast.ops.rms_norm import rms_norm as _rms_norm
+from precast.ops.norm import Casting
+from precast.ops.norm import layer_norm as _layer_norm
+from precast.ops.norm import rms_norm as _rms_norm
 from precast.ops.rotary import rms_norm_rotary_embedding
 from precast.ops.softmax import scaled_softmax
 

@@ -20,7 +20,7 @@ from precast._adopt.probe import Trial, decide, drawn, probe, twin_of
 from precast._adopt.rules import RULES
 from precast._adopt.seen import child_of, seen_forward, state_of
 from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functions, with_attribute
-from precast.ops.rms_norm import CASTINGS
+from precast.ops.norm import CASTINGS
 from precast.ops.rotary import rms_norm_rotary_embedding
 
 # By the forward of an attention: the names of the norms of queries and keys, and the function that rotates.

@@ -22,8 +22,7 @@ from precast._adopt.instances import GATE, eps_of, has_hooks
 from precast._adopt.probe import StandIn, Trial, Trials, drawn, twin_of
 from precast._adopt.seen import child_of, seen
 from precast._adopt.source import Unreadable, fingerprint
-from precast.ops.layer_norm import layer_norm
-from precast.ops.rms_norm import CASTINGS, rms_norm
+from precast.ops.norm import CASTINGS, layer_norm, rms_norm
 from precast.ops.softmax import scaled_softmax
 
 Bound = functools.partial[Any]

@@ -19,7 +19,7 @@ from precast._adopt.recognise import release_of, version_of
 from precast.core.version import Release
 from precast.ops._checks import FLOAT_TYPES
 from precast.ops.activations import fatrelu_and_mul, gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
-from precast.ops.rms_norm import Casting, rms_norm
+from precast.ops.norm import Casting, rms_norm
 
 VERSIONS = (Release(0, 22), Release(0, 34))  # the oldest version that counts, and the first that does not
 _GELUS = {"none": gelu_and_mul, "tanh": gelu_tanh_and_mul}

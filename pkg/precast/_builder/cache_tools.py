@@ -168,7 +168,7 @@ def nearest(root: Path, key: BuildKey) -> tuple[Entry, tuple[Difference, ...]] |
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """The inputs in which two keys differ, each by its path, such as ``sources/csrc/rms_norm/host.cpp``.
+    """The inputs in which two keys differ, each by its path, such as ``sources/csrc/norm/rms_norm.cpp``.
 
     For two lists, such as a compiler's options, only the items missing from the other list are shown.
     """

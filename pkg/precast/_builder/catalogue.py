@@ -29,8 +29,7 @@ class Family:
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
     late: bool = False  # its ops are defined when its folder in precast.ops is first used
-    twins: tuple[str, ...] = ()  # device types on which its Triton kernels can stand in
-    plain: tuple[str, ...] = ()  # device types on which its ops in plain torch can; no family has both
+    plain: tuple[str, ...] = ()  # device types on which its ops in plain torch can stand in for kernels
 
     @property
     def op_names(self) -> tuple[str, ...]:

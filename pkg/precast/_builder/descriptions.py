@@ -103,16 +103,14 @@ def _replaces(table: Table) -> dict[str, dict[str, str]]:
 
 def _family(name: str, table: Table, csrc: Path, late: bool) -> dict[str, Any]:
     device, host, ops = table.maybe("device", str), table.texts("host"), table.texts("ops")
-    cpu, twins, plain = (table.texts(key) if key in table.values else () for key in ("cpu", "triton", "plain"))
+    cpu, plain = (table.texts(key) if key in table.values else () for key in ("cpu", "plain"))
     devices = table.texts("devices")
     table.finish()
     for source in filter(None, (device, *host, *cpu)):
         if not (csrc / source).is_file():
             raise MatrixError(f"{table.where}: there is no {source} in csrc")
-    if twins and plain:
-        raise MatrixError(f"{table.where}: triton and plain; one of them stands in for the kernels")
-    for kind in (*devices, *twins, *plain):
+    for kind in (*devices, *plain):
         if kind not in DEVICES:
             raise MatrixError(f"{table.where}: there is no device {kind!r}; there are {', '.join(DEVICES)}")
     found = {"name": name, "device": device, "host": host, "cpu": cpu, "ops": ops}
-    return found | {"devices": devices, "late": late, "twins": twins, "plain": plain}
+    return found | {"devices": devices, "late": late, "plain": plain}

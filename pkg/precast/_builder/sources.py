@@ -17,7 +17,7 @@ INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTI
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file with a name (``csrc/rms_norm/host.cpp``) that is the same wherever the package is installed."""
+    """One file with a name (``csrc/norm/rms_norm.cpp``) that is the same wherever the package is installed."""
 
     name: str
     path: Path

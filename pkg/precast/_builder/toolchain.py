@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -119,19 +118,6 @@ def find_ninja() -> tuple[str | None, tuple[str, ...]]:
     found = shutil.which("ninja")
     looked_at.append(f"ninja: {found}" if found else "ninja: not on PATH")
     return found, tuple(looked_at)
-
-
-def find_triton() -> tuple[str | None, tuple[str, ...]]:
-    """The version of the installed Triton, under any of its distribution names; Triton is not imported."""
-    if importlib.util.find_spec("triton") is None:
-        return None, ("triton: the triton package: not there",)
-    for name in ("triton", "triton-rocm", "triton-xpu", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return version, (f"triton: {name} {version}",)
-    return "of unknown version", ("triton: a package of unknown version",)
 
 
 def _scripts_beside(package: Path) -> tuple[Path, ...]:

@@ -41,9 +41,7 @@ def _build_lines(build: Json) -> list[str]:
 def _host_lines(host: Json) -> list[str]:
     lines = [f"  torch     {host['torch_error']}"] if host["torch_error"] else []
     if host["torch"] and host["torch"]["hip"]:
-        lines.append(
-            "  rocm      torch is a ROCm build, which CUDA kernels cannot serve; Triton kernels stand in for them"
-        )
+        lines.append("  rocm      torch is a ROCm build, which CUDA kernels cannot serve")
     lines += [f"  gpu {gpu['index']}     {gpu['capability']} {gpu['name']}" for gpu in host["gpus"]]
     if host["gpu_note"]:
         lines.append(f"  gpus      {host['gpu_note']}")

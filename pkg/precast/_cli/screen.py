@@ -23,7 +23,6 @@ _CELLS = {
     "refused": ("none", "red"),
     "partly": ("not on every GPU", "red"),
     "torch": ("plain torch", "yellow"),
-    "triton": ("Triton", "yellow"),
     "jit": ("at first use", "yellow"),
     "cached": ("cached", "green"),
     "prebuilt": ("prebuilt", "green"),
@@ -116,7 +115,7 @@ def _torch(host: Json) -> str:
     if torch is None:
         return f"cannot be imported: {_short(host['torch_error'])}" if host["torch_error"] else "not installed"
     if torch["hip"]:
-        return f"{torch['version']} for ROCm {torch['hip']}, which CUDA kernels cannot serve; Triton kernels stand in"
+        return f"{torch['version']} for ROCm {torch['hip']}, which CUDA kernels cannot serve"
     return f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'no CUDA'}"
 
 

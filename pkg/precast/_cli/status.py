@@ -9,7 +9,7 @@ FAILED = 3
 INTERRUPTED = 130
 
 # The verdicts of report.describe_kernel with which a call works.
-LOADABLE = ("prebuilt", "jit", "triton", "torch")
+LOADABLE = ("prebuilt", "jit", "torch")
 
 MEANINGS = {
     GOOD: "done, or the answer is yes",

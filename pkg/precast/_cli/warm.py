@@ -66,8 +66,8 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
         if isinstance(choice, str):
             raise KernelError(choice)
         decision = choice.decision
-        if choice.twin is not None:
-            output.say(f"{family.name}: {report.stand_in_note(choice.twin)}")
+        if choice.plain:
+            output.say(f"{family.name}: {report.PLAIN}")
             continue
         if isinstance(decision, Refuse):
             output.say(verdict.refusal(choice))

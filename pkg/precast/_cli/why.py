@@ -47,7 +47,7 @@ def examine(kernel: str, device: str | None) -> dict[str, Any]:
         _trace(examination, family, kind)
         for family in names.families([kernel])
         for kind in (family.devices if device is None else (device,))
-        if kind in (*family.devices, *family.twins, *family.plain)
+        if kind in (*family.devices, *family.plain)
     ]
     known = [_loader(loader) for loader in names.loaders(kernel)]
     counted = [t for t in traces if device is not None or t["device"] == "cpu" or examination.has_gpu]

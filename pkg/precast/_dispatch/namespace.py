@@ -65,9 +65,8 @@ def family(name: str, package: str = "") -> Iterator[None]:
 
     Args:
         name: the family's name, as in its description.
-        package: the family's folder, ``__package__`` there. Its modules ``reference`` and, if the description promises
-            Triton kernels, ``twin`` have the ops by their names, and are imported when one of them is first needed.
-            Without Triton kernels ``reference`` may stand in.
+        package: the family's folder, ``__package__`` there. Its module ``reference`` has the ops in plain torch by
+            their names, and is imported when one of them is first needed.
     """
     known = catalogue.get(name)
     owner = library()
@@ -76,7 +75,7 @@ def family(name: str, package: str = "") -> Iterator[None]:
     with _refusing_others():
         _define(owner, known)
     yield
-    handover.give(name, handover.Formulas(owner, _stand_ins(known, package), _binder(ops), ops))
+    handover.give(name, handover.Formulas(owner, _plain(known, package), _binder(ops), ops))
 
 
 def reference(op: str) -> Callable[..., Any]:
@@ -97,15 +96,15 @@ def overload(name: str) -> torch._ops.OpOverload:
     return result
 
 
-def twin(op: str) -> Callable[..., Any]:
-    """The kernel of one op in Triton, or in plain torch if that may stand in, with the same checks as the op."""
+def plain(op: str) -> Callable[..., Any]:
+    """One op in plain torch as it stands in for a kernel, with the same checks as the op."""
     from precast._load import loader
 
     family = loader.family_of(op)
-    twins = handover.formulas_of(family).twins
-    if twins is None:
-        raise KeyError(f"{family.name} has no twin")
-    return twins().kernel(op)
+    given = handover.formulas_of(family).plain
+    if given is None:
+        raise KeyError(f"plain torch does not stand in for {family.name}")
+    return given().kernel(op)
 
 
 def _binder(ops: Iterable[str]) -> Callable[[HostLibrary, str], None]:
@@ -121,27 +120,12 @@ def _module(package: str, name: str) -> ModuleType:
     return importlib.import_module(f"{package}.{name}")
 
 
-def _stand_ins(family: catalogue.Family, package: str) -> Callable[[], handover.Twins] | None:
-    def imported() -> handover.Twins:
-        module = _module(package, "twin" if family.twins else "reference")
-        wrapped = _checked if family.twins else _as_kernel
-        return handover.Twins(Path(str(module.__file__)), lambda op: wrapped(op, getattr(module, op)))
+def _plain(family: catalogue.Family, package: str) -> Callable[[], handover.Plain] | None:
+    def imported() -> handover.Plain:
+        module = _module(package, "reference")
+        return handover.Plain(Path(str(module.__file__)), lambda op: _as_kernel(op, getattr(module, op)))
 
-    return imported if family.twins or family.plain else None
-
-
-def _checked(op: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A Triton kernel with the checks of its op; a plan has no checks, because it checks its inputs when it is made."""
-    check = CHECKS.get(op)
-    if check is None:
-        return kernel
-
-    def checked(*args: Any) -> Any:
-        check(*args)
-        _require_memory(op, args)
-        return kernel(*args)
-
-    return checked
+    return imported if family.plain else None
 
 
 def _require_memory(op: str, args: Iterable[Any]) -> None:
@@ -164,15 +148,19 @@ def _require_memory(op: str, args: Iterable[Any]) -> None:
 def _as_kernel(op: str, reference: Callable[..., Any]) -> Callable[..., Any]:
     """A reference with the checks of its op, below autograd and version counters, which count what a kernel writes.
 
-    Its results get the dtype and the strides that the op promises, and never share memory with an argument.
+    Its results get the dtype and the strides that the op promises, and never share memory with an argument. A plan has
+    no checks, because it checks its inputs when it is made.
     """
     import torch
 
-    result, checked = RESULTS.get(op), _checked(op, reference)
+    check, result = CHECKS.get(op), RESULTS.get(op)
 
     def computed(*args: Any) -> Any:
+        if check is not None:
+            check(*args)
+            _require_memory(op, args)
         with torch._C._AutoDispatchBelowADInplaceOrView():
-            found = checked(*args)
+            found = reference(*args)
             promised = None if result is None else result(*args)
             if promised is None:
                 return found

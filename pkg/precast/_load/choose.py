@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from precast._abi.decide import decide
 from precast._abi.decision import Decision, Refuse, needs_builders
@@ -17,9 +16,6 @@ from precast.core.host import Builders, Host
 from precast.core.manifest import BuildInfo, DeviceFile, HostFile
 from precast.core.reasons import Need, Unopened
 from precast.core.value import value
-
-if TYPE_CHECKING:
-    from precast._abi.twin import Twin
 
 
 @value(frozen=True)
@@ -33,7 +29,7 @@ class Choice:
     decision: Decision
     contents: Mapping[str, bytes]
     bad: Mapping[str, str | Unopened]
-    twin: Twin | None = None  # stands in if the decision is to refuse
+    plain: bool = False  # plain torch stands in, because the decision is to refuse
 
     @property
     def builders(self) -> Builders:
@@ -72,8 +68,9 @@ def choose_on(
     """
     bad = dict(bad)
     while True:  # ends: each later turn knows the builders, one more bad file, or that no device file can be unpacked
-        decision, twin = _decide(host, info, settings, need, bad)
-        raises = twin is None and (isinstance(decision, Refuse) or bool(decision.refused))
+        decision = decide(host, info, settings, need, bad)
+        plain = _stands_in(host, need, decision)
+        raises = not plain and (isinstance(decision, Refuse) or bool(decision.refused))
         if host.builders is None and host.system == "Linux" and (raises or needs_builders(decision)):
             host = replace(host, builders=probe.probe_builders(settings))
             continue
@@ -83,24 +80,17 @@ def choose_on(
             host = replace(host, lzma_error=str(error))
             continue
         if not damaged:
-            return Choice(need, settings, host, info, decision, contents, bad, twin)
+            return Choice(need, settings, host, info, decision, contents, bad, plain)
         bad |= damaged
 
 
-def _decide(
-    host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str | Unopened]
-) -> tuple[Decision, Twin | None]:
-    """The decision and, after a refusal, the twin. A twin that cannot stand in adds its reasons to the refusal."""
-    decision = decide(host, info, settings, need, bad)
-    if not isinstance(decision, Refuse):
-        return decision, None
-    family = catalogue.get(need.family)
-    if need.device not in (*family.twins, *family.plain):
-        return decision, None
-    from precast._abi import twin  # imported here because most calls are served without a twin
+def _stands_in(host: Host, need: Need, decision: Decision) -> bool:
+    """Whether the family's ops in plain torch stand in for kernels that were refused."""
+    if not isinstance(decision, Refuse) or need.device not in catalogue.get(need.family).plain:
+        return False
+    from precast._abi import plain  # imported here because most calls are served by a kernel
 
-    found = twin.stand_in(host, settings, need, decision, plain=bool(family.plain))
-    return Refuse((*decision.rejections, *found.rejections)), found.chosen
+    return plain.stands_in(host, need, decision)
 
 
 def _shipped(decision: Decision) -> Iterator[tuple[str, HostFile | DeviceFile]]:

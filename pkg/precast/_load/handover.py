@@ -24,8 +24,8 @@ Define = Callable[[str], object]  # defines the ops of the named family unless t
 
 
 @value(frozen=True)
-class Twins:
-    """The kernels of a family in Triton or plain torch, and the file that contains them."""
+class Plain:
+    """The ops of a family in plain torch, and the file that contains them."""
 
     path: Path
     kernel: Callable[[str], Callable[..., Any]]  # returns a kernel by the name of its op
@@ -33,13 +33,13 @@ class Twins:
 
 @value(frozen=True)
 class Formulas:
-    """The library that owns one family's ops, their names, and what imports the stand-ins for their kernels, if any.
+    """The library that owns one family's ops, their names, and what imports plain torch to stand in, if it may.
 
     ``bind`` is called each time kernels of the family are registered, with the host library and the device.
     """
 
     library: torch.library.Library
-    twins: Callable[[], Twins] | None
+    plain: Callable[[], Plain] | None
     bind: Callable[[HostLibrary, str], None]
     ops: tuple[str, ...]
 

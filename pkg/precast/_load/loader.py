@@ -90,7 +90,7 @@ def ensure(family: str, device: str, define: Define = _defined) -> Loaded:
         return done
     require_linux()
     known = catalogue.get(family)
-    if device not in (*known.devices, *known.twins, *known.plain):
+    if device not in (*known.devices, *known.plain):
         from precast._load import verdict
 
         raise verdict.wrong_device(known, device)
@@ -122,7 +122,7 @@ def load(op: str, device: str | TorchDevice | None = None, define: Define = _def
     kind, index = _split_device(device)
     if device is None and not any("cpu" in family.devices for family in families):
         kind = families[0].devices[0]
-    able = [family for family in families if kind in (*family.devices, *family.twins, *family.plain)]
+    able = [family for family in families if kind in (*family.devices, *family.plain)]
     try:
         first, *_ = [_load_one(family, kind, index, define) for family in able or families[:1]]
     except KernelUnavailable as error:  # the error of a family gets the name that was asked for
@@ -136,7 +136,7 @@ def _load_one(family: catalogue.Family, kind: str, index: int | None, define: De
     if kind == "cuda" and "cuda" in family.devices:
         index = probe.current_gpu() if index is None else index
     loaded = ensure(family.name, kind, define)
-    serving = _state.serving.get((family.name, kind))  # None for a twin: Triton compiles at the first launch
+    serving = _state.serving.get((family.name, kind))  # None for plain torch
     if kind == "cuda" and index is not None and serving is not None:
         serving.prepare(family.name, index)
     return loaded
@@ -188,11 +188,11 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
         bad |= choice.bad
         decision = choice.decision
         if isinstance(decision, Refuse):
-            from precast._load import twins, verdict
+            from precast._load import plain, verdict
 
-            if choice.twin is not None:
+            if choice.plain:
                 define(family.name)
-                return twins.load(family, device, choice, choice.twin)
+                return plain.load(family, device, choice)
             raise verdict.refusal(choice)
         host = _host_source(choice, decision)
         try:

@@ -45,15 +45,14 @@ def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host
 
 
 def probe_builders(settings: Settings) -> Builders:
-    """The tools that can build here (C++ compiler, ninja, NVRTC, Triton), and where each was looked for."""
+    """The tools that can build here (C++ compiler, ninja, NVRTC), and where each was looked for."""
     from precast._builder import nvrtc, toolchain  # not needed while a prebuilt file fits
 
     compiler, compiler_places = toolchain.find_compiler(settings)
     ninja, ninja_places = toolchain.find_ninja()
     found, nvrtc_places = nvrtc.find_nvrtc(torch_lib_dir(), settings.cuda_home, None)
-    triton, triton_places = toolchain.find_triton()
-    places = (*compiler_places, *ninja_places, *nvrtc_places, *triton_places)
-    return Builders(compiler, ninja, found, looked_at=places, triton=triton)
+    places = (*compiler_places, *ninja_places, *nvrtc_places)
+    return Builders(compiler, ninja, found, looked_at=places)
 
 
 def probe_installer() -> Installer:

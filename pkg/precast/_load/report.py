@@ -25,7 +25,6 @@ from precast._abi.decision import (
     all_rejections,
 )
 from precast._abi.settings import VARIABLES, JitMode, Settings, is_on
-from precast._abi.twin import Twin
 from precast._builder.catalogue import Family
 from precast._load import prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
@@ -40,6 +39,8 @@ Json = dict[str, Any]
 
 # The answer for a kernel of another kind of machine.
 NOT_HERE: Json = {"verdict": "not-here", "cached": None, "pieces": [], "rejections": [], "notes": [], "error": None}
+# What a person should know of plain torch in place of kernels.
+PLAIN = "plain torch stands in for what was passed over: slower, and with more memory"
 # The least space that a build takes, in bytes: the objects and the library of rms_norm are 316 kB.
 _LEAST = 256 << 10
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -121,7 +122,6 @@ def describe_host(examination: Examination) -> Json:
         "compiler": compiler and {"path": compiler.path, "kind": compiler.kind, "version": compiler.version},
         "ninja": builders.ninja if builders else None,
         "nvrtc": nvrtc and {"path": nvrtc.path, "version": nvrtc.version, "found_via": nvrtc.found_via},
-        "triton": builders.triton if builders else None,
         "looked_at": list(builders.looked_at) if builders else [],
         "cache": _describe_cache(settings, host.system),
     }
@@ -185,13 +185,6 @@ def describe_variables() -> Json:
     return {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field not in _PLACES}
 
 
-def stand_in_note(twin: Twin) -> str:
-    """What a person should know of the stand-in for kernels that were passed over."""
-    if twin.triton is None:
-        return "plain torch stands in for what was passed over: slower, and with more memory"
-    return "Triton kernels stand in for what was passed over: slower, and compiled at their first launch"
-
-
 def describe_kernel(examination: Examination, family: Family, device: str) -> Json:
     """The source of each piece, every rejected candidate, and the error that a call would raise, if any."""
     choice = examination.choice(family, device)
@@ -200,10 +193,9 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
     decision = choice.decision
     fix = verdict.fixer(choice)
     facts = {**NOT_HERE, "rejections": [_describe_rejection(one, fix(one)) for one in all_rejections(decision)]}
-    if choice.twin is not None:
-        kind, notes = choice.twin.kind, [stand_in_note(choice.twin)]
-        pieces = [{"piece": device, "source": kind, "what": str(choice.twin)}]
-        return {**facts, "verdict": kind, "pieces": pieces, "notes": notes}
+    if choice.plain:
+        pieces = [{"piece": device, "source": "torch", "what": "plain torch"}]
+        return {**facts, "verdict": "torch", "pieces": pieces, "notes": [PLAIN]}
     if isinstance(decision, Refuse):
         return {**facts, "verdict": "refused", "error": str(verdict.refusal(choice))}
     pieces = [_describe_piece("host", decision.host)]

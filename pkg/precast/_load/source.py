@@ -7,7 +7,7 @@ from typing import Literal
 
 from precast.core.value import value
 
-Kind = Literal["prebuilt", "cache", "jit", "torch", "package", "triton"]
+Kind = Literal["prebuilt", "cache", "jit", "torch", "package"]
 
 
 @value(frozen=True)

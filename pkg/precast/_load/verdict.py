@@ -15,7 +15,7 @@ from precast._load.source import Source
 from precast.core import explain
 from precast.core.host import Host
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.reasons import TRITON_CANDIDATE, Need, Reason, Rejection
+from precast.core.reasons import Need, Reason, Rejection
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
 
 _DOCTOR = "python -m precast doctor"
@@ -59,11 +59,6 @@ def prebuilt_fix(info: BuildInfo | None) -> str:
     return remedy.prebuilt_wheel(host, info, settings)
 
 
-def is_refusal(choice: Choice) -> bool:
-    """Whether none of a family's own kernels is available."""
-    return isinstance(choice.decision, Refuse)
-
-
 def refusal(choice: Choice) -> KernelError:
     """The exception for a decision to refuse; JitDisabled if a setting forbids the build."""
     rejections = all_rejections(choice.decision)
@@ -73,15 +68,6 @@ def refusal(choice: Choice) -> KernelError:
     text = _explain(f"{need.family} cannot be loaded for {need.device}", choice, rejections)
     forbidden = any(rejection.reason in _FORBIDDEN for rejection in rejections)
     return JitDisabled(text) if forbidden else KernelUnavailable(text)
-
-
-def twin_refusal(choice: Choice) -> KernelError:
-    """The exception for a twin that cannot stand in: the reasons against it, or else those of the refusal."""
-    rejections = all_rejections(choice.decision)
-    own = tuple(rejection for rejection in rejections if rejection.candidate == TRITON_CANDIDATE)
-    need = choice.need
-    text = _explain(f"Triton cannot stand in for {need.family} on {need.device}", choice, own or rejections)
-    return JitDisabled(text) if any(r.reason in _FORBIDDEN for r in own or rejections) else KernelUnavailable(text)
 
 
 def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> str:

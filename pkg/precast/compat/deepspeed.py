@@ -18,7 +18,7 @@ def layer_norm(input: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Te
     """The layer norm over the last dimension."""
     import torch
 
-    from precast.ops.layer_norm import layer_norm as norm
+    from precast.ops.norm import layer_norm as norm
 
     with torch.no_grad():
         if input.dtype == gamma.dtype == beta.dtype:
@@ -58,7 +58,7 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> Tensor:  # noqa: A
     """The RMS norm over the last dimension, rounded before the product with ``gamma``."""
     import torch
 
-    from precast.ops.rms_norm import rms_norm as norm
+    from precast.ops.norm import rms_norm as norm
 
     with torch.no_grad():
         return norm(input, gamma, epsilon, casting="llama")
@@ -68,7 +68,7 @@ def pre_rms_norm(input: Tensor, residual: Tensor, gamma: Tensor, epsilon: float)
     """The RMS norm of ``input + residual``, and the sum; the sum is rounded first."""
     import torch
 
-    from precast.ops.rms_norm import fused_add_rms_norm
+    from precast.ops.norm import fused_add_rms_norm
 
     with torch.no_grad():
         return list(fused_add_rms_norm(input, residual, gamma, epsilon, casting="llama"))

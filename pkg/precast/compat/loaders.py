@@ -34,6 +34,11 @@ def _over(
     return [*families.over(stem, served, give, machines)]
 
 
+def _former(stem: str) -> Mapping[str, str]:
+    """The name of extensions in Triton, which plain torch answers."""
+    return {f"{stem}_triton": f"{stem}_torch"}
+
+
 class ActivationsLoader(KernelLoader):
     """Gated activations, by their names in ``precast.ops``."""
 
@@ -43,6 +48,7 @@ class ActivationsLoader(KernelLoader):
         functions="silu_and_mul gelu_and_mul gelu_tanh_and_mul mul_and_silu fatrelu_and_mul swigluoai_and_mul "
         "gelu_quick gelu_new",
     )
+    ALIASES = _former("activations")
 
 
 class CPUAdamLoader(KernelLoader):
@@ -91,7 +97,7 @@ class FusedOptimizerLoader(KernelLoader):
     """
 
     REGISTRY = _over("fused_optim", ("multi_tensor",), "lists")
-    ALIASES: ClassVar[Mapping[str, str]] = {"fused_optim_triton": "fused_optim_torch"}
+    ALIASES = _former("fused_optim")
 
 
 class ImageOpsLoader(KernelLoader):
@@ -105,13 +111,14 @@ class ImageOpsLoader(KernelLoader):
         ("bias_act", "upfirdn2d"),
         functions="bias_act fused_leaky_relu setup_filter upfirdn2d filter2d upsample2d downsample2d",
     )
-    ALIASES: ClassVar[Mapping[str, str]] = {"image_ops_triton": "image_ops_torch"}
+    ALIASES = _former("image_ops")
 
 
 class InferenceOpsLoader(KernelLoader):
     """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches, decode attention."""
 
     REGISTRY = _over("inference_ops", ("rms_norm", "activations"), "inference")
+    ALIASES = _former("inference_ops")
 
 
 class KVCacheLoader(KernelLoader):
@@ -128,7 +135,7 @@ class LayerNormLoader(KernelLoader):
     """Layer norm: ``layer_norm``, and apex's ``fused_layer_norm_cuda`` with ``forward_affine`` and others."""
 
     REGISTRY = _over("layer_norm", ("layer_norm", "layer_norm_backward"), "norms", functions="layer_norm")
-    ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
+    ALIASES: ClassVar[Mapping[str, str]] = {**_former("layer_norm"), "layernorm_cuda": "layer_norm_cuda"}
 
 
 class LossLoader(KernelLoader):
@@ -152,6 +159,7 @@ class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
 
     REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), "rms_norms")
+    ALIASES = _former("rms_norm")
 
 
 class RotaryLoader(KernelLoader):
@@ -164,12 +172,14 @@ class ScaledMaskedSoftmaxLoader(KernelLoader):
     """Softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
 
     REGISTRY = _over("scaled_masked_softmax", ("softmax", "softmax_backward"), "masked_softmax")
+    ALIASES = _former("scaled_masked_softmax")
 
 
 class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
     """Causal softmax: ``forward``, ``backward``."""
 
     REGISTRY = _over("scaled_upper_triangle_masked_softmax", ("softmax", "softmax_backward"), "causal_softmax")
+    ALIASES = _former("scaled_upper_triangle_masked_softmax")
 
 
 class SoftmaxLoader(KernelLoader):
@@ -181,6 +191,7 @@ class SoftmaxLoader(KernelLoader):
         functions="scaled_masked_softmax scaled_softmax scaled_upper_triang_masked_softmax "
         "scaled_aligned_causal_softmax",
     )
+    ALIASES = _former("softmax")
 
 
 # The extensions that each loader begins with; a registration changes only the loader's own list.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from .errors import block
 from .host import Gpu, Host
-from .reasons import EVERYTHING, JIT_CANDIDATE, NO_TORCH, TRITON_CANDIDATE, Reason, Rejection
+from .reasons import EVERYTHING, JIT_CANDIDATE, NO_TORCH, Reason, Rejection
 
 MOST_ACTIONS = 3
 
@@ -28,7 +28,7 @@ def headline(what: str, rejections: Iterable[Rejection]) -> str:
     rejections = tuple(rejections)
     of_all = [r for r in rejections if r.candidate == EVERYTHING]
     build = [r for r in rejections if r.candidate == JIT_CANDIDATE]
-    files = [r for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE)]
+    files = [r for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE)]
     chosen = of_all or [*_most_telling(files), *build[:1]]
     facts = "; ".join(dict.fromkeys(filter(None, map(_brief, chosen))))
     whole = f"{what} ({facts})"

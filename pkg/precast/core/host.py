@@ -67,16 +67,12 @@ class Nvrtc:
 
 @value(frozen=True)
 class Builders:
-    """The tools that could build a missing piece; ``looked_at`` lists where each was looked for and the result.
-
-    ``triton`` is the version of the installed Triton, for a family's twin.
-    """
+    """The tools that could build a missing piece; ``looked_at`` lists where each was looked for and the result."""
 
     compiler: Compiler | None
     ninja: str | None
     nvrtc: Nvrtc | None
     looked_at: tuple[str, ...] = ()
-    triton: str | None = None
 
     def search(self, what: str) -> str:
         """Where a missing builder was looked for, from the lines of ``looked_at`` that begin with its name."""

@@ -10,7 +10,6 @@ from .value import Words, value
 EVERYTHING = "all"
 PREBUILT_CANDIDATE = "prebuilt"
 JIT_CANDIDATE = "jit"
-TRITON_CANDIDATE = "triton"
 NO_TORCH = "no torch"
 
 T_co = TypeVar("T_co", covariant=True)
@@ -50,7 +49,6 @@ class Reason(Words):
     NO_NINJA = "no-ninja"
     NO_NVRTC = "no-nvrtc"
     NVRTC_ARCH = "nvrtc-arch"
-    NO_TRITON = "no-triton"
 
 
 @value(frozen=True)
@@ -58,9 +56,9 @@ class Rejection:
     """One candidate that cannot serve one piece.
 
     ``piece`` is ``"host"`` for the library, ``"torch"`` for what binds it to torch, ``"cuda:0"``, or ``"cuda"`` for all
-    GPUs. ``candidate`` is a file of the manifest, ``"libtorch_cpu.so"``, ``"prebuilt"``, ``"jit"``, ``"triton"`` or
-    ``"all"``. ``wanted`` is the candidate's requirement and ``found`` the actual state. ``remedy.of`` has the command
-    that helps, for texts that a person reads.
+    GPUs. ``candidate`` is a file of the manifest, ``"libtorch_cpu.so"``, ``"prebuilt"``, ``"jit"`` or ``"all"``.
+    ``wanted`` is the candidate's requirement and ``found`` the actual state. ``remedy.of`` has the command that helps,
+    for texts that a person reads.
     """
 
     piece: str
@@ -87,7 +85,7 @@ class Unopened:
 class Need:
     """One kernel family on one kind of device. A family on ``"cpu"`` needs only the host library.
 
-    ROCm builds of torch call their GPUs ``"cuda"`` too. ``"xpu"`` is Intel's and can only be served by a twin.
+    ROCm builds of torch call their GPUs ``"cuda"`` too. ``"xpu"`` is Intel's which only plain torch can serve.
     """
 
     family: str

@@ -1,6 +1,6 @@
 """The built-in extensions: each serves kernel families of the catalogue on one kind of device.
 
-``over`` gives those of a loader: the families' own kernels, their Triton twins, and plain torch as the last choice.
+``over`` gives those of a loader: the families' own kernels, and plain torch as the last choice.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from precast import _loading
 from precast._builder import catalogue, flags, sources
-from precast._load import probe, verdict
-from precast._load.choose import Choice, choose, need_of
-from precast.errors import KernelUnavailable
+from precast._load import verdict
 from precast.extension import backends
 from precast.extension.base import Extension
 from precast.extension.cpp import CppExtension
 from precast.extension.cubin import CubinExtension
 from precast.extension.module import KernelModule
 from precast.extension.torch_reference import LOWEST, TorchExtension
-from precast.extension.triton import TritonExtension
 
 if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension
@@ -110,57 +107,6 @@ class DeviceExtension(FamilyExtension, CubinExtension):
         return [str(sources.csrc_dir() / family.device) for family in self.families if family.device is not None]
 
 
-class TwinExtension(TritonExtension):
-    """Families whose own kernels are refused on every GPU here; it can be loaded only then, even by name.
-
-    A device type has only one set of kernels, so a twin would replace the kernels of a family that is served. The
-    members call the ops through the dispatcher, which then finds the twin's kernels.
-    """
-
-    extension_name: ClassVar[str]
-    families: ClassVar[tuple[catalogue.Family, ...]] = ()
-    members: ClassVar[Mapping[str, Any]] = {}
-    device: ClassVar[str] = "any"
-    machine: ClassVar[str | None] = None
-    place: ClassVar[int] = 0
-
-    def __init__(self) -> None:
-        super().__init__(self.extension_name, priority=self.place)
-
-    def is_available(self) -> bool:
-        """Whether torch sees a GPU that Triton compiles for."""
-        return bool(self._device())
-
-    def assert_compatible(self) -> None:
-        """Raise KernelUnavailable with the reasons against the twin, or because the family's own kernels are used."""
-        device = self._device() or "cuda"
-        for family in self.families:
-            choice = _choice(family, device)
-            if choice.twin is not None:
-                continue
-            if verdict.is_refusal(choice):
-                raise verdict.twin_refusal(choice)
-            raise KernelUnavailable(
-                f"{self.name} is not needed here",
-                found=f"kernels of {family.name} that serve this GPU",
-                needed="a GPU for which there are none",
-                fix="leave the choice to the loader: .load() without ext_name",
-            )
-
-    def build_jit(self) -> KernelModule:
-        """Register the Triton kernels, which Triton compiles at their first launch."""
-        device = self._device() or "cuda"
-        loaded = [_loading.ensure(family.name, device) for family in self.families]
-        return KernelModule(self.name, self.members, loaded[0].host)
-
-    def _device(self) -> str:
-        """The device type of the GPUs here as torch names it: "cuda", also for AMD, or "xpu"; empty without a GPU."""
-        from precast.extension import backends
-
-        kinds = backends.gpu_kinds()
-        return "cuda" if kinds & {"cuda", "rocm"} else "xpu" if "xpu" in kinds else ""
-
-
 class ReferenceExtension(TorchExtension):
     """The same functions in plain torch."""
 
@@ -173,12 +119,8 @@ class ReferenceExtension(TorchExtension):
         super().__init__(self.extension_name)
 
 
-def _choice(family: catalogue.Family, device: str) -> Choice:
-    return choose(need_of(family.name, device), probe.read_settings(), {}, certain=False)
-
-
-Made: TypeAlias = type[HostExtension] | type[DeviceExtension] | type[TwinExtension] | type[ReferenceExtension]
-_AFTER_A_TWIN = -1  # on GPUs with only Triton kernels, those come before the CPU kernels
+Made: TypeAlias = type[HostExtension] | type[DeviceExtension] | type[ReferenceExtension]
+_AFTER_OTHERS = -1  # an author's extension of priority 0 comes before the CPU kernels of what has GPU kernels too
 
 
 def over(
@@ -193,11 +135,9 @@ def over(
     found = []
     if all("cuda" in family.devices for family in served):
         found.append(make("cuda", DeviceExtension))
-    if all(family.twins for family in served):
-        found.append(make("triton", TwinExtension, place=0))
     if all("cpu" in family.devices for family in served):
         if machines is None:
-            found.append(make("cpu", HostExtension, place=_AFTER_A_TWIN))
+            found.append(make("cpu", HostExtension, place=_AFTER_OTHERS))
         else:
             found += [make(suffix, HostExtension, machine=machine) for suffix, machine in machines.items()]
     return [*found, make("torch", ReferenceExtension, place=LOWEST)]

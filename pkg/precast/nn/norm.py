@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from precast.ops._fx import Proxy, recorded
-from precast.ops._norm import compares_sizes
-from precast.ops.layer_norm import layer_norm
-from precast.ops.rms_norm import rms_norm
+from precast.ops.norm import layer_norm, rms_norm
+from precast.ops.norm._shapes import compares_sizes
 
 # Torch's eps if none is given. It is that of float32 for every input dtype, because the arithmetic is float32.
 _DEFAULT_EPS = torch.finfo(torch.float32).eps

@@ -5,7 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/extension.h>
 
-#include "rms_norm/device.cu"
+#include "norm/rms_norm.cu"
 
 namespace {
 

@@ -414,8 +414,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(replace(ex.host(), lzma_error="No module named '_lzma'"), ex.build_info("sm_90"), aot, CUDA),
     ]
     reasons = {rejection.reason for decision in shown for rejection in all_rejections(decision)}
-    of_twins = {Reason.XPU, Reason.NO_TRITON}  # shown in test_twin.py
-    assert reasons == set(Reason) - of_twins
+    assert reasons == set(Reason) - {Reason.XPU}  # shown in test_plain.py
 
 
 def test_a_refusal_names_each_missing_thing_once() -> None:

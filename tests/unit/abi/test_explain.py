@@ -88,14 +88,6 @@ def test_a_way_with_something_that_no_command_removes_is_not_offered() -> None:
     assert offered(*blocked, Rejection("cuda", "all", Reason.NO_GPU, "a", "b")) == ()
 
 
-def test_triton_is_offered_where_it_is_all_that_can_help() -> None:
-    rocm = Rejection("cuda", "all", Reason.HIP, "a", "b")
-    assert offered(rocm) == ()
-    triton = Rejection("cuda", "triton", Reason.NO_TRITON, "a", "get triton")
-    assert offered(rocm, triton) == ("get triton",)
-    assert offered(glibc("a wheel"), jit(Reason.NO_NVRTC), triton) == ("a wheel", "get triton")
-
-
 def test_pieces_are_not_mixed_up() -> None:
     alike = [Rejection(piece, "jit", Reason.NO_NVRTC, "NVRTC", "none") for piece in ("cuda:0", "cuda:1")]
     assert len(rejection_lines(alike)) == 2

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from precast._abi.decision import Refuse
 from precast._builder import catalogue, sources
 from precast._cli import doctor
 from precast._load import choose, probe, verdict
@@ -70,9 +71,14 @@ STATES = {
     "a damaged manifest": State("refused", installed=WHEEL, damaged="manifest"),
     "a label for older drivers": State("prebuilt", installed=WHEEL | {"label": "cu121"}, host=GPU, device="cuda"),
     "a label without code for this GPU": State(
-        "refused", installed=WHEEL, host=built_with(ex.host(gpu="12.1")), device="cuda"
+        "torch", installed=WHEEL, host=built_with(ex.host(gpu="12.1")), device="cuda"
     ),
-    "the CPU label on a GPU": State("refused", installed={"label": "cpu"}, host=built_with(GPU), device="cuda"),
+    "aot without code for this GPU": State(
+        *("refused", built_with(ex.host(gpu="12.1")), "cuda", WHEEL), env={"PRECAST_JIT": "aot"}
+    ),
+    "the CPU label on a GPU": State(
+        *("refused", built_with(GPU), "cuda", {"label": "cpu"}), env={"PRECAST_JIT": "aot"}
+    ),
     "another CPU": State("jit", installed=WHEEL, host=dataclasses.replace(CPU, machine="aarch64")),
     "JIT off": State("refused", installed=WHEEL, env={"PRECAST_JIT": "none"}),
     "aot with nothing prebuilt": State("refused", env={"PRECAST_JIT": "aot"}),
@@ -114,7 +120,9 @@ def load(device: str) -> str:
     need = choose.need_of(FAMILY, device)
     try:
         choice = choose.choose(need, probe.read_settings(), {}, certain=True)
-        if verdict.is_refusal(choice):
+        if choice.plain:
+            return "torch"
+        if isinstance(choice.decision, Refuse):
             raise verdict.refusal(choice)
     except KernelError as error:
         return str(error)

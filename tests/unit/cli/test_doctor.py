@@ -154,7 +154,7 @@ def test_with_a_gpu_and_a_torch_that_cannot_use_it_they_are_missed(examine: Any)
 
 def test_a_rocm_torch_is_not_asked_for_cuda_kernels(examine: Any) -> None:
     facts = examine(ex.host(torch=ex.torch_info("2.13.0+rocm6.4", cuda=None, hip="6.4"), driver=None, gpu=""))
-    assert facts["ok"] and reasons(facts, "rms_norm_cuda") == {"hip", "no-triton"}
+    assert facts["ok"] and reasons(facts, "rms_norm_cuda") == {"hip"}
 
 
 def test_a_gpu_that_nothing_serves_fails_the_report_while_others_are_served(examine: Any) -> None:
@@ -270,7 +270,7 @@ def test_the_document_has_every_key_in_its_place(examine: Any, monkeypatch: pyte
     ]
     assert keys_in(lines) == keys_of(facts)
     told = re.search(r"`verdict`: ([^*]+)", text)
-    assert told and {"prebuilt", "jit", "triton", "torch", "partly", "refused", "not-here"} <= {
+    assert told and {"prebuilt", "jit", "torch", "partly", "refused", "not-here"} <= {
         *re.findall(r"`([\w-]+)`", told[1])
     }
 
@@ -325,8 +325,8 @@ def test_stale_files_are_told_apart_from_the_code_that_does_not_use_them(
 def test_a_rocm_build_of_torch_is_named_in_one_line(examine: Any) -> None:
     rocm = ex.host(torch=ex.torch_info("2.13.0+rocm7.0", cuda=None, hip="7.0"))
     (line,) = [line for line in doctor.to_text(examine(rocm)).splitlines() if line.startswith("  torch")]
-    assert line == "  torch   2.13.0+rocm7.0 for ROCm 7.0, which CUDA kernels cannot serve; Triton kernels stand in"
-    said = "  rocm      torch is a ROCm build, which CUDA kernels cannot serve; Triton kernels stand in for them"
+    assert line == "  torch   2.13.0+rocm7.0 for ROCm 7.0, which CUDA kernels cannot serve"
+    said = "  rocm      torch is a ROCm build, which CUDA kernels cannot serve"
     assert said in doctor.to_text(examine(rocm), verbose=True).splitlines()
     assert "ROCm" not in doctor.to_text(examine(ex.host()), verbose=True)
 

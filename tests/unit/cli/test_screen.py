@@ -129,7 +129,7 @@ def test_what_the_cache_has_is_ready(say: Screen, c_dir: Path, monkeypatch: pyte
     assert "OK, but 1 kernel family will be built" in say(NO_GPU)
     text = say(NO_GPU)
     assert text.splitlines()[0] == screen.READY and "at first use" not in text
-    assert re.search(r"^  rms_norm +cached +-$", text, re.MULTILINE)
+    assert re.search(r"^  norm +cached +-$", text, re.MULTILINE)
 
 
 @pytest.mark.compiler

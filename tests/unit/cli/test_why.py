@@ -39,8 +39,9 @@ def pretend(c_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pre
 
 
 def test_a_trace_names_every_candidate_with_wanted_found_and_fix(
-    precast: Precast, pretend: Pretend, c_dir: Path
+    precast: Precast, pretend: Pretend, c_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PRECAST_JIT", "aot")
     pretend(ex.host(gpu="12.1", build_with=ex.builders(None)))
     fakes.write_installation(c_dir, None, {"sm_75": fakes.cubin(75), "sm_90": fakes.cubin(90)})
     status, out, _ = precast("why", "rms_norm", "--device", "cuda")
@@ -224,50 +225,41 @@ def test_the_key_that_why_shows_is_the_key_of_the_build() -> None:
     assert isinstance(key, BuildKey) and cache.lookup(key) == loaded.host.path
 
 
-TWIN_HOST = ex.host(
-    torch=ex.torch_info("2.13.0+rocm6.4", cuda=None, hip="6.4"),
-    driver=None,
-    gpu="",
-    build_with=ex.builders(None, triton="3.7.1"),
+ROCM = ex.host(
+    torch=ex.torch_info("2.13.0+rocm6.4", cuda=None, hip="6.4"), driver=None, gpu="", build_with=ex.builders(None)
 )
 
 
-def test_a_twin_that_stands_in_is_named_with_what_it_stands_in_for(precast: Precast, pretend: Pretend) -> None:
-    pretend(TWIN_HOST)
-    status, out, _ = precast("why", "rms_norm", "--device", "cuda")
+@pytest.mark.parametrize("family", ["rms_norm", "bias_act"])
+def test_plain_torch_that_stands_in_is_named_with_what_was_passed_over(
+    precast: Precast, pretend: Pretend, family: str
+) -> None:
+    pretend(ROCM)
+    status, out, _ = precast("why", family, "--device", "cuda")
     assert status == 0
-    assert "rms_norm on cuda: triton" in out and "  cuda  triton  Triton 3.7.1" in out
-    assert "cuda  all  passed over (hip)" in out and "Triton kernels stand in" in out
-    facts = json.loads(precast("why", "rms_norm", "--device", "cuda", "--json")[1])
-    assert facts["ok"] and facts["traces"][0]["verdict"] == "triton"
-
-
-def test_for_intel_gpus_there_is_a_twin_or_the_reason_why_not(precast: Precast, pretend: Pretend) -> None:
-    intel = dataclasses.replace(TWIN_HOST, torch=ex.torch_info("2.13.0+xpu", cuda=None, xpu="20250300"))
-    pretend(intel)
-    status, out, _ = precast("why", "softmax", "--device", "xpu")
-    assert status == 0 and "softmax on xpu: triton" in out and "passed over (xpu)" in out
-    pretend(dataclasses.replace(intel, builders=ex.builders()))
-    status, out, _ = precast("why", "softmax", "--device", "xpu")
-    assert status == 1 and "xpu  triton  passed over (no-triton)" in out and "fix     pip install triton" in out
-
-
-def test_plain_torch_that_stands_in_is_named(precast: Precast, pretend: Pretend) -> None:
-    pretend(TWIN_HOST)
-    status, out, _ = precast("why", "bias_act", "--device", "cuda")
-    assert status == 0
-    assert "bias_act on cuda: torch" in out and "  cuda  torch  plain torch" in out
+    assert f"{family} on cuda: torch" in out and "  cuda  torch  plain torch" in out
     assert "cuda  all  passed over (hip)" in out and "plain torch stands in" in out
+    facts = json.loads(precast("why", family, "--device", "cuda", "--json")[1])
+    assert facts["ok"] and facts["traces"][0]["verdict"] == "torch"
 
 
-def test_a_family_without_a_twin_is_not_told_of_one(precast: Precast, pretend: Pretend) -> None:
-    pretend(TWIN_HOST)
+def test_for_intel_gpus_there_is_plain_torch_or_the_reason_why_not(precast: Precast, pretend: Pretend) -> None:
+    pretend(dataclasses.replace(ROCM, torch=ex.torch_info("2.13.0+xpu", cuda=None, xpu="20250300")))
+    status, out, _ = precast("why", "softmax", "--device", "xpu")
+    assert status == 0 and "softmax on xpu: torch" in out and "passed over (xpu)" in out
+    pretend(ROCM)
+    status, out, _ = precast("why", "softmax", "--device", "xpu")
+    assert status == 1 and "xpu  all  passed over (xpu)" in out and "wanted  an XPU build of torch" in out
+
+
+def test_a_family_for_the_cpu_alone_is_not_told_of_plain_torch(precast: Precast, pretend: Pretend) -> None:
+    pretend(ROCM)
     status, out, _ = precast("why", "cpu_adam", "--device", "xpu")
-    assert status == 1 and "triton" not in out.splitlines()[-1]
+    assert status == 1 and "stands in" not in out
 
 
-def test_warm_has_nothing_to_build_for_a_twin(precast: Precast, pretend: Pretend) -> None:
-    pretend(ex.host(gpu="9.0", build_with=ex.builders(None, compiler=False, triton="3.7.1")))
+def test_warm_has_nothing_to_build_for_plain_torch(precast: Precast, pretend: Pretend) -> None:
+    pretend(ex.host(gpu="9.0", build_with=ex.builders(None, compiler=False)))
     status, out, _ = precast("warm", "rms_norm")
-    assert "rms_norm: Triton kernels stand in" in out
+    assert "rms_norm: plain torch stands in" in out
     assert status == 1 and "rms_norm cannot be loaded for cpu" in out and "for cuda" not in out

@@ -73,6 +73,12 @@ def for_emulator(source: str) -> str:
     return source
 
 
+def namespace_of(family: catalogue.Family) -> str:
+    """The namespace of a family's device code, within ``precast``."""
+    _, inner, *_ = re.findall(r"^namespace (\w+) \{$", (CSRC / str(family.device)).read_text(), re.MULTILINE)
+    return str(inner)
+
+
 def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     families = [family for family in catalogue.FAMILIES if str(family.device).partition("/")[0] in folders]
@@ -88,7 +94,7 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     kernels = work / "kernels.inc"
     kernels.write_text("".join(f'#include "csrc/{name}"\n' for name in device_files))
     table = "".join(
-        f'{{"{point.name}", precast::{str(family.device).partition("/")[0]}::{point.name}}},'
+        f'{{"{point.name}", precast::{namespace_of(family)}::{point.name}}},'
         for family in families
         for point in entry_points(family)
     )
@@ -166,7 +172,7 @@ class PlainLists:
         self._library = torch.library.Library("precast_plain", "DEF")
         for schema, name in zip(family.ops, family.op_names, strict=True):
             self._library.define(schema)
-            self._library.impl(name, namespace.twin(name), "CPU")
+            self._library.impl(name, namespace.plain(name), "CPU")
         self.ops = torch.ops.precast_plain
 
     def launched(self) -> list[str]:

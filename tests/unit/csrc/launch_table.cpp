@@ -10,16 +10,16 @@
 #include <string>
 
 #if defined(FAMILY_RMS_NORM)
-#include "rms_norm/host.cpp"
+#include "norm/rms_norm.cpp"
 #define NAMESPACE precast::rms_norm
 #elif defined(FAMILY_RMS_NORM_BACKWARD)
-#include "rms_norm/backward.cpp"
+#include "norm/rms_norm_backward.cpp"
 #define NAMESPACE precast::rms_norm
 #elif defined(FAMILY_LAYER_NORM)
-#include "layer_norm/host.cpp"
+#include "norm/layer_norm.cpp"
 #define NAMESPACE precast::layer_norm
 #elif defined(FAMILY_LAYER_NORM_BACKWARD)
-#include "layer_norm/backward.cpp"
+#include "norm/layer_norm_backward.cpp"
 #define NAMESPACE precast::layer_norm
 #elif defined(FAMILY_SOFTMAX)
 #include "softmax/host.cpp"

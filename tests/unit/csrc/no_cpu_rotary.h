@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "rms_norm/cpu.h"
+#include "norm/cpu.h"
 #include "rotary/cpu.h"
 
 #define NO_CPU_LEVEL(level)                                       \

@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops.rms_norm import reference  # noqa: E402
+from precast.ops.norm import reference  # noqa: E402
 from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-EMULATED = ("rms_norm", "layer_norm")
+EMULATED = ("norm",)
 EPS = 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}

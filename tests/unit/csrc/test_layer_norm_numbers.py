@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops.layer_norm import reference  # noqa: E402
+from precast.ops.norm import reference  # noqa: E402
 from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-EMULATED = ("rms_norm", "layer_norm")
+EMULATED = ("norm",)
 EPS = 1e-5
 UNIT = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # float32: several roundings, not one
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops.layer_norm import reference  # noqa: E402
+from precast.ops.norm import reference  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -28,7 +28,7 @@ def in_clusters(gpu: Emulated) -> Iterator[Emulated]:
 
 @pytest.fixture(scope="module")
 def norms(emulator: Callable[..., Emulated]) -> Iterator[Emulated]:
-    yield from in_clusters(emulator("rms_norm", "layer_norm"))
+    yield from in_clusters(emulator("norm"))
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@
 #include "common/checks.h"
 #include "common/cpu_level.h"
 #include "cpu_optim/cpu.h"
-#include "layer_norm/cpu.h"
 #include "multi_tensor/rules.h"
-#include "rms_norm/cpu.h"
+#include "norm/cpu.h"
 #include "rotary/cpu.h"
 #include "softmax/cpu.h"
 
@@ -143,19 +142,19 @@ void rms_norm(int type, bool wide, int64_t width, const std::string& end) {
     rows.x = x.data(), rows.residual = casting == 1 ? residual.data() : nullptr, rows.weight = weight.data();
     rows.y = y.data(), rows.sum = sum.data(), rows.hidden = width;
     rows.x_stride = rows.residual_stride = rows.y_stride = rows.sum_stride = width;
-    rows.eps = 1e-6f, rows.dtype = type, rows.casting = casting, rows.wide_weight = wide;
+    rows.eps = 1e-6f, rows.dtype = type, rows.casting = casting, rows.wide_columns = wide;
     PRECAST_AT_CPU_LEVEL(rms_norm, forward)(rows, 0, kRows);
     std::vector<double> parts(static_cast<size_t>(kChunks * width));
     precast::rms_norm::BackwardRows back = {};
     back.grad = grad.data(), back.grad_sum = casting == 1 ? grad_sum.data() : nullptr, back.x = x.data();
-    back.weight = weight.data(), back.grad_x = grad_x.data(), back.weight_parts = parts.data();
+    back.weight = weight.data(), back.grad_x = grad_x.data(), back.parts = parts.data();
     back.rows = kRows, back.hidden = width, back.chunk_rows = kChunk;
     back.grad_stride = back.grad_sum_stride = back.x_stride = width;
-    back.eps = 1e-6f, back.dtype = type, back.casting = casting, back.wide_weight = wide;
+    back.eps = 1e-6f, back.dtype = type, back.casting = casting, back.wide_columns = wide;
     PRECAST_AT_CPU_LEVEL(rms_norm, backward)(back, 0, kChunks);
     const int of_weight = wide ? 0 : type;
     Bytes grad_weight(weight.size());
-    PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight)
+    PRECAST_AT_CPU_LEVEL(rms_norm, reduce)
     (parts.data(), kChunks, width, grad_weight.data(), of_weight, 0, width);
     const std::string name = "rms_norm." + std::to_string(casting) + (wide ? ".wide" : "") + end;
     write(name + ".y", type, y), write(name + ".sum", type, sum), write(name + ".grad_x", type, grad_x);
@@ -171,7 +170,7 @@ void layer_norm(int type, bool wide, int64_t width, const std::string& end) {
   Bytes y(x.size()), grad_x(x.size()), grad_weight(weight.size()), grad_bias(bias.size());
   precast::layer_norm::ForwardRows rows = {};
   rows.x = x.data(), rows.weight = weight.data(), rows.bias = bias.data(), rows.y = y.data();
-  rows.hidden = rows.x_stride = width, rows.eps = 1e-5f, rows.wide_columns = wide, rows.dtype = type;
+  rows.hidden = rows.x_stride = rows.y_stride = width, rows.eps = 1e-5f, rows.wide_columns = wide, rows.dtype = type;
   PRECAST_AT_CPU_LEVEL(layer_norm, forward)(rows, 0, kRows);
   std::vector<double> parts(static_cast<size_t>(2 * kChunks * width));
   precast::layer_norm::BackwardRows back = {};

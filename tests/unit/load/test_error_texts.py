@@ -33,9 +33,9 @@ AUTO = Settings()
 
 
 def refused(host: Host, device: str = "cuda", *, wheel: str | None = "sm_75 sm_90", settings: Settings = AUTO) -> str:
-    """What loading rms_norm there says."""
-    info = None if wheel is None else ex.build_info(wheel)
-    need = verdict.Need(ex.FAMILY, "cuda" if device == "cuda" else "cpu")
+    """What loading a family there says for which plain torch does not stand in."""
+    info = None if wheel is None else ex.build_info(wheel, family="rotary")
+    need = verdict.Need("rotary", "cuda" if device == "cuda" else "cpu")
     error = verdict.refusal(choose_on(host, info, settings, need))
     return f"{type(error).__name__}: {error}"
 
@@ -138,10 +138,10 @@ def test_every_extension_of_a_loader_refuses(snapshot: Snapshot, c_dir: Path, mo
 LOG = """\
 [1/3] /usr/bin/g++ -c common/api.cpp
 FAILED: rms_norm.host.o
-/usr/bin/g++ -O3 -c csrc/rms_norm/host.cpp -o rms_norm.host.o
-csrc/rms_norm/host.cpp: In function 'void run()':
-csrc/rms_norm/host.cpp:12:3: error: 'no_such_thing' was not declared in this scope
-csrc/rms_norm/host.cpp:14:3: error: a second one, which follows from the first
+/usr/bin/g++ -O3 -c csrc/norm/rms_norm.cpp -o rms_norm.host.o
+csrc/norm/rms_norm.cpp: In function 'void run()':
+csrc/norm/rms_norm.cpp:12:3: error: 'no_such_thing' was not declared in this scope
+csrc/norm/rms_norm.cpp:14:3: error: a second one, which follows from the first
 ninja: build stopped: subcommand failed.
 """
 
@@ -154,7 +154,7 @@ def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(
     monkeypatch.setattr(failure.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(failure.os, "confstr", lambda name: "glibc 2.36")
     log = tmp_path / "rms_norm.log"
-    command = "/usr/bin/g++ -O3 -c csrc/rms_norm/host.cpp"
+    command = "/usr/bin/g++ -O3 -c csrc/norm/rms_norm.cpp"
     error = failure.build_failed("rms_norm", LOG, command, log, tool="g++ 12.2.0")
     assert isinstance(error, errors.BuildFailed) and "second one" not in str(error)
     assert "second one" in log.read_text()

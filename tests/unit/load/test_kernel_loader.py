@@ -16,7 +16,7 @@ from precast import base_extension, kernel_loader
 from precast._builder import catalogue
 from precast.compat import flash_attention, loaders
 from precast.errors import KernelUnavailable
-from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, TritonExtension, backends
+from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, backends
 from precast.extension.loader import _check_interface
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 
@@ -217,7 +217,7 @@ def test_the_older_import_path_gives_the_same_class() -> None:
 
 def test_the_built_in_registries() -> None:
     assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm", "cpu_adam_torch")
-    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu", "rms_norm_torch")
+    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu", "rms_norm_torch")
     for loader in kernel_loader.loaders():
         assert loader.REGISTRY, loader
         for cls in loader.REGISTRY:
@@ -238,7 +238,7 @@ def test_each_family_is_examined_once_for_a_device_with_and_without_a_loader(mon
 
 
 def test_everything_built_in_is_made_of_the_public_classes() -> None:
-    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "triton": TritonExtension, "torch": TorchExtension}
+    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "torch": TorchExtension}
     for made in (extension for loader in kernel_loader.loaders() for extension in loader.extensions()):
         kind = Extension if isinstance(made, flash_attention.AttentionExtension) else kinds[made.backend]
         assert isinstance(made, kind), made
@@ -254,7 +254,7 @@ def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch:
     class Loader(RMSNormLoader):
         pass
 
-    for name in ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu"):
+    for name in ("rms_norm_cuda", "rms_norm_cpu"):
         Loader.unregister_extension(name)
     monkeypatch.delenv("PRECAST_JIT", raising=False)
     assert Loader.candidates()[-1].name == "rms_norm_torch" and Loader.candidates()[-1].state == "ready"
@@ -270,12 +270,7 @@ def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch:
 def test_accelerators_of_other_makers_get_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "gpu_kinds", lambda: frozenset({"rocm"}))
     states = {one.name: one.state for one in RMSNormLoader.candidates()}
-    assert states == {
-        "rms_norm_cuda": "absent",
-        "rms_norm_triton": "refused",
-        "rms_norm_cpu": "absent",
-        "rms_norm_torch": "ready",
-    }
+    assert states == {"rms_norm_cuda": "absent", "rms_norm_cpu": "absent", "rms_norm_torch": "ready"}
     assert {one.state for one in CPUAdamLoader.candidates() if one.name == "cpu_adam_torch"} == {"ready"}
     assert CPUAdamLoader.extensions()[0].is_available() == (platform.machine() == "x86_64"), "it is for the CPU anyway"
 

@@ -180,11 +180,12 @@ def test_refusals_name_every_candidate_the_host_and_the_way_out(
 ) -> None:
     fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)}, label="cu130", nvrtc="13.0.88")
     monkeypatch.setenv("PRECAST_INDEX_URL", ex.INDEX)
+    monkeypatch.setenv("PRECAST_JIT", "aot")
     on_host(monkeypatch, ex.host(gpu="7.0"))
-    with pytest.raises(KernelUnavailable) as caught:
+    with pytest.raises(JitDisabled) as caught:
         loader.ensure("rms_norm", "cuda")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "rms_norm cannot be loaded for cuda (no code for this GPU)"
+    assert lines[0] == "rms_norm cannot be loaded for cuda (no code for this GPU; PRECAST_JIT=aot)"
     assert any("device/rms_norm.sm_90.cubin" in line and "7.0" in line for line in lines)
     assert any(line.lstrip().startswith("env") and "torch 2.13.0" in line for line in lines)
     assert "+cu129" in str(caught.value) and "precast doctor" in lines[-1]

@@ -33,7 +33,7 @@ from precast._dispatch.routes import Route
 from precast.ops import _rotation
 from precast.ops._checks import CONFUSED, FLOAT_TYPES, dtype_name, explain, require, same_device
 from precast.ops._fx import Proxy, recorded
-from precast.ops.rms_norm import Casting, casting_code
+from precast.ops.norm import Casting, casting_code
 from precast.ops.rotary import Rounding, rounds_each
 
 

@@ -24,7 +24,7 @@ from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _checks, _rotation
 from precast.ops._fx import Proxy, recorded
-from precast.ops.rms_norm import RMS_NORM_BACKWARD, Casting, casting_code
+from precast.ops.norm import RMS_NORM_BACKWARD, Casting, casting_code
 
 Both = tuple[Tensor, Tensor]
 Rounding: TypeAlias = Literal["once", "each"]

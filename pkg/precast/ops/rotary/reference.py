@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from precast.ops.rms_norm.reference import rms_norm
+from precast.ops.norm.reference import rms_norm
 
 
 def rms_norm_rotary_embedding(
