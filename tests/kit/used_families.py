@@ -86,6 +86,8 @@ def _read(module: str) -> _Module:
         if isinstance(node, ast.ImportFrom | ast.If):  # if TYPE_CHECKING
             for one in ast.walk(node):
                 if isinstance(one, ast.ImportFrom) and one.module is not None:
+                    names = _read(one.module).definitions if one.names[0].name == "*" else ()
+                    imports |= {name: (one.module, name) for name in names}
                     imports |= {alias.asname or alias.name: (one.module, alias.name) for alias in one.names}
     return _Module(definitions, imports)
 
