@@ -12,6 +12,7 @@
 //   function   the __device__ function that does the work
 #pragma once
 
+#include "dtypes.h"
 #include "launch.h"
 #include "torch.h"
 
@@ -19,20 +20,32 @@ namespace precast {
 
 constexpr int kNoEntry = -1;
 
-// The entry points of one kernel for float32, float16 and bfloat16. kNoEntry: the kernel does not support that dtype.
+#define PRECAST_ONE(...) +1
+constexpr int kDTypes = 0 PRECAST_DTYPES(PRECAST_ONE, );
+#undef PRECAST_ONE
+
+// The entry points of one kernel for each dtype. kNoEntry: the kernel does not support that dtype.
 class ByDType {
  public:
-  constexpr ByDType(int any) : entry_{any, any, any} {}
-  constexpr ByDType(int f32, int f16, int bf16) : entry_{f32, f16, bf16} {}
+  constexpr ByDType(int any) : entry_{} {
+    for (int& one : entry_) one = any;
+  }
+  template <class... Others>
+  constexpr ByDType(int first, Others... others) : entry_{first, others...} {
+    static_assert(1 + sizeof...(others) == kDTypes, "one entry point for each dtype");
+  }
 
   constexpr int operator[](DType dtype) const { return entry_[static_cast<int>(dtype)]; }
   constexpr bool operator==(const ByDType& other) const {
-    return entry_[0] == other.entry_[0] && entry_[1] == other.entry_[1] && entry_[2] == other.entry_[2];
+    for (int i = 0; i < kDTypes; ++i) {
+      if (entry_[i] != other.entry_[i]) return false;
+    }
+    return true;
   }
   constexpr bool operator!=(const ByDType& other) const { return !(*this == other); }
 
  private:
-  int entry_[3];
+  int entry_[kDTypes];
 };
 
 }  // namespace precast
@@ -48,5 +61,5 @@ class ByDType {
   constexpr Entry kEntries[] = {LIST(PRECAST_ENTRY_ROW)};
 
 // PRECAST_BY_DTYPE(rms_norm, _v4) is {rms_norm_f32_v4, rms_norm_f16_v4, rms_norm_bf16_v4}.
-#define PRECAST_BY_DTYPE(before, after) \
-  ::precast::ByDType(entry::before##_f32##after, entry::before##_f16##after, entry::before##_bf16##after)
+#define PRECAST_BY_DTYPE(before, after) (::precast::ByDType{PRECAST_DTYPES(PRECAST_ENTRY_OF, before, after)})
+#define PRECAST_ENTRY_OF(f, T, NARROW, before, after) entry::before##_##f##after,

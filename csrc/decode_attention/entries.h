@@ -2,16 +2,22 @@
 // Registers do not limit these kernels: their stages fill the shared memory of a multiprocessor first.
 #pragma once
 
-#define DECODE_ATTENTION_KERNELS(KERNEL)                                                                            \
-  KERNEL(decode_64_f16, DecodeArgs, 128, 384, 168, kShared, decode<Float16, 64>)                                    \
-  KERNEL(decode_64_bf16, DecodeArgs, 128, 384, 168, kShared, decode<BFloat16, 64>)                                  \
-  KERNEL(decode_128_f16, DecodeArgs, 128, RESIDENT_OF_128, BY_MAJOR(168, 12, 255), kShared, decode<Float16, 128>)   \
-  KERNEL(decode_128_bf16, DecodeArgs, 128, RESIDENT_OF_128, BY_MAJOR(168, 12, 255), kShared, decode<BFloat16, 128>) \
-  KERNEL(decode_256_f16, DecodeArgs, 64, 192, 255, kShared256, decode<Float16, 256>)                                \
-  KERNEL(decode_256_bf16, DecodeArgs, 64, 192, 255, kShared256, decode<BFloat16, 256>)                              \
-  KERNEL(decode_narrow_f16, DecodeArgs, 128, RESIDENT_OF_128, BY_MAJOR(168, 12, 255), kShared,                      \
-         decode<Float16, 128, 1>)                                                                                   \
-  KERNEL(decode_narrow_bf16, DecodeArgs, 128, RESIDENT_OF_128, BY_MAJOR(168, 12, 255), kShared,                     \
-         decode<BFloat16, 128, 1>)                                                                                  \
-  KERNEL(decode_any, DecodeArgs, 128, 384, 168, kSharedAny, decode_any_types)                                       \
+#include "../common/dtypes.h"
+
+#define DECODE_64_OF(f, T, NARROW, KERNEL) KERNEL(decode_64_##f, DecodeArgs, 128, 384, 168, kShared, decode<T, 64>)
+
+#define DECODE_128_OF(f, T, NARROW, KERNEL) \
+  KERNEL(decode_128_##f, DecodeArgs, 128, RESIDENT_OF_128, BY_MAJOR(168, 12, 255), kShared, decode<T, 128>)
+
+#define DECODE_256_OF(f, T, NARROW, KERNEL) KERNEL(decode_256_##f, DecodeArgs, 64, 192, 255, kShared256, decode<T, 256>)
+
+#define DECODE_NARROW_OF(f, T, NARROW, KERNEL) \
+  KERNEL(decode_narrow_##f, DecodeArgs, 128, RESIDENT_OF_128, BY_MAJOR(168, 12, 255), kShared, decode<T, 128, 1>)
+
+#define DECODE_ATTENTION_KERNELS(KERNEL)                                      \
+  PRECAST_NARROW_DTYPES(DECODE_64_OF, KERNEL)                                 \
+  PRECAST_NARROW_DTYPES(DECODE_128_OF, KERNEL)                                \
+  PRECAST_NARROW_DTYPES(DECODE_256_OF, KERNEL)                                \
+  PRECAST_NARROW_DTYPES(DECODE_NARROW_OF, KERNEL)                             \
+  KERNEL(decode_any, DecodeArgs, 128, 384, 168, kSharedAny, decode_any_types) \
   KERNEL(merge_parts, DecodeArgs, 512, 1024, 64, 0, merge)

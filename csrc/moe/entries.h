@@ -1,21 +1,25 @@
 // The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
 #pragma once
 
-#define MOE_KERNELS(KERNEL)                                                                            \
-  KERNEL(moe_permute, PermuteArgs, 512, 1024, 64, 0, permute)                                          \
-  KERNEL(moe_permute_few, PermuteFewArgs, 128, 1024, 64, 0, permute_few)                               \
-  KERNEL(moe_zero, ZeroArgs, 256, 1024, 64, 0, zero)                                                   \
-  KERNEL(moe_repeat, RepeatArgs, 128, 1024, 64, 0, repeat)                                             \
-  KERNEL(moe_combine_f32, CombineArgs, 512, 1024, 48, 0, combine_row<Float32>)                         \
-  KERNEL(moe_combine_f16, CombineArgs, 512, 1024, 48, 0, combine_row<Float16>)                         \
-  KERNEL(moe_combine_bf16, CombineArgs, 512, 1024, 48, 0, combine_row<BFloat16>)                       \
-  KERNEL(moe_combine_any, CombineArgs, 512, 1024, 64, 0, combine_any)                                  \
-  KERNEL(moe_combine_few_f32, CombineArgs, 64, 512, 128, 0, combine_few<Float32>)                      \
-  KERNEL(moe_combine_few_f16, CombineArgs, 64, 512, 128, 0, combine_few<Float16>)                      \
-  KERNEL(moe_combine_few_bf16, CombineArgs, 64, 512, 128, 0, combine_few<BFloat16>)                    \
-  KERNEL(moe_combine_backward_f32, CombineBackwardArgs, 512, 1024, 64, 0, combine_backward<Float32>)   \
-  KERNEL(moe_combine_backward_f16, CombineBackwardArgs, 512, 1024, 64, 0, combine_backward<Float16>)   \
-  KERNEL(moe_combine_backward_bf16, CombineBackwardArgs, 512, 1024, 64, 0, combine_backward<BFloat16>) \
+#include "../common/dtypes.h"
+
+#define MOE_COMBINE_OF(f, T, NARROW, KERNEL) KERNEL(moe_combine_##f, CombineArgs, 512, 1024, 48, 0, combine_row<T>)
+
+#define MOE_COMBINE_FEW_OF(f, T, NARROW, KERNEL) \
+  KERNEL(moe_combine_few_##f, CombineArgs, 64, 512, 128, 0, combine_few<T>)
+
+#define MOE_COMBINE_BACKWARD_OF(f, T, NARROW, KERNEL) \
+  KERNEL(moe_combine_backward_##f, CombineBackwardArgs, 512, 1024, 64, 0, combine_backward<T>)
+
+#define MOE_KERNELS(KERNEL)                                              \
+  KERNEL(moe_permute, PermuteArgs, 512, 1024, 64, 0, permute)            \
+  KERNEL(moe_permute_few, PermuteFewArgs, 128, 1024, 64, 0, permute_few) \
+  KERNEL(moe_zero, ZeroArgs, 256, 1024, 64, 0, zero)                     \
+  KERNEL(moe_repeat, RepeatArgs, 128, 1024, 64, 0, repeat)               \
+  PRECAST_DTYPES(MOE_COMBINE_OF, KERNEL)                                 \
+  KERNEL(moe_combine_any, CombineArgs, 512, 1024, 64, 0, combine_any)    \
+  PRECAST_DTYPES(MOE_COMBINE_FEW_OF, KERNEL)                             \
+  PRECAST_DTYPES(MOE_COMBINE_BACKWARD_OF, KERNEL)                        \
   KERNEL(moe_combine_backward_any, CombineBackwardArgs, 512, 1024, 64, 0, combine_backward_any)
 
 #define MOE_ROUTING_KERNELS(KERNEL)                                              \

@@ -1,23 +1,22 @@
 // The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
 #pragma once
 
-#define ROTARY_KERNELS(KERNEL)                                                                       \
-  KERNEL(rotary_f32, RotaryArgs, 128, 1024, 64, 0, rotary_parts<Float32, 16>)                        \
-  KERNEL(rotary_f32_8, RotaryArgs, 128, 1536, 40, 0, rotary_parts<Float32, 8>)                       \
-  KERNEL(rotary_f32_any, RotaryArgs, 128, 1536, 40, 0, rotary_any<Float32>)                          \
-  KERNEL(rotary_f16, RotaryArgs, 128, 1024, 64, 0, rotary_parts<Float16, 16>)                        \
-  KERNEL(rotary_f16_8, RotaryArgs, 128, 1536, 40, 0, rotary_parts<Float16, 8>)                       \
-  KERNEL(rotary_f16_4, RotaryArgs, 128, 1536, 40, 0, rotary_parts<Float16, 4>)                       \
-  KERNEL(rotary_f16_any, RotaryArgs, 128, 1536, 40, 0, rotary_any<Float16>)                          \
-  KERNEL(rotary_bf16, RotaryArgs, 128, 1024, 64, 0, rotary_parts<BFloat16, 16>)                      \
-  KERNEL(rotary_bf16_8, RotaryArgs, 128, 1536, 40, 0, rotary_parts<BFloat16, 8>)                     \
-  KERNEL(rotary_bf16_4, RotaryArgs, 128, 1536, 40, 0, rotary_parts<BFloat16, 4>)                     \
-  KERNEL(rotary_bf16_any, RotaryArgs, 128, 1536, 40, 0, rotary_any<BFloat16>)                        \
-  KERNEL(norm_rotary_f32, NormRotaryArgs, 128, 768, 80, 0, norm_rotary_vectors<Float32>)             \
-  KERNEL(norm_rotary_f32_any, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_any<Float32>)            \
-  KERNEL(norm_rotary_f16, NormRotaryArgs, 128, 768, 80, 0, norm_rotary_vectors<Float16>)             \
-  KERNEL(norm_rotary_f16_any, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_any<Float16>)            \
-  KERNEL(norm_rotary_bf16, NormRotaryArgs, 128, 768, 80, 0, norm_rotary_vectors<BFloat16>)           \
-  KERNEL(norm_rotary_bf16_any, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_any<BFloat16>)          \
-  KERNEL(norm_rotary_f16_each, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_vectors<Float16, true>) \
-  KERNEL(norm_rotary_bf16_each, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_vectors<BFloat16, true>)
+#include "../common/dtypes.h"
+
+#define ROTARY_OF(f, T, NARROW, KERNEL)                                            \
+  KERNEL(rotary_##f, RotaryArgs, 128, 1024, 64, 0, rotary_parts<T, 16>)            \
+  KERNEL(rotary_##f##_8, RotaryArgs, 128, 1536, 40, 0, rotary_parts<T, 8>)         \
+  NARROW(KERNEL(rotary_##f##_4, RotaryArgs, 128, 1536, 40, 0, rotary_parts<T, 4>)) \
+  KERNEL(rotary_##f##_any, RotaryArgs, 128, 1536, 40, 0, rotary_any<T>)
+
+#define NORM_ROTARY_OF(f, T, NARROW, KERNEL)                                       \
+  KERNEL(norm_rotary_##f, NormRotaryArgs, 128, 768, 80, 0, norm_rotary_vectors<T>) \
+  KERNEL(norm_rotary_##f##_any, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_any<T>)
+
+#define NORM_ROTARY_EACH_OF(f, T, NARROW, KERNEL) \
+  KERNEL(norm_rotary_##f##_each, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_vectors<T, true>)
+
+#define ROTARY_KERNELS(KERNEL)           \
+  PRECAST_DTYPES(ROTARY_OF, KERNEL)      \
+  PRECAST_DTYPES(NORM_ROTARY_OF, KERNEL) \
+  PRECAST_NARROW_DTYPES(NORM_ROTARY_EACH_OF, KERNEL)

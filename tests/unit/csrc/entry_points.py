@@ -1,4 +1,7 @@
-"""The list of a family's entry points, as the tests read it: ``entries.h`` in the folder of the family."""
+"""The list of a family's entry points, as the tests read it: ``entries.h`` in the folder of the family.
+
+Its macros are expanded here, because the register budgets are of no use to a compiler.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,39 @@ def list_name(family: Family) -> str:
     return f"{family.name.upper()}_KERNELS"
 
 
+def macros(*texts: str) -> dict[str, tuple[list[str], str]]:
+    """The macros with arguments in these sources: the names of the arguments, and the replacement."""
+    found = re.findall(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)", "\n".join(texts), re.MULTILINE)
+    return {name: (re.split(r",\s*", names), re.sub(r"[\\\s]+", " ", body).strip()) for name, names, body in found}
+
+
+def expanded(text: str, known: dict[str, tuple[list[str], str]]) -> str:
+    """A text after the preprocessor, for macros with arguments alone."""
+    at = 0
+    while call := re.compile(rf"\b({'|'.join(known)})\(").search(text, at):
+        end, given = call.end(), [""]
+        depth = 1
+        while depth:
+            depth += (text[end] == "(") - (text[end] == ")")
+            if depth == 1 and text[end] == ",":
+                given.append("")
+            elif depth:
+                given[-1] += text[end]
+            end += 1
+        names, body = known[call[1]]
+        if names[-1] == "...":
+            given[len(names) - 1 :] = [",".join(given[len(names) - 1 :])]
+        values = {"__VA_ARGS__" if name == "..." else name: one.strip() for name, one in zip(names, given, strict=True)}
+        body = re.sub(r"\b\w+\b", lambda word: values.get(word[0], word[0]), body).replace("##", "")  # noqa: B023
+        text = text[: call.start()] + body + text[end:]
+        at = call.start()
+    return text
+
+
 def read_list(text: str, macro: str) -> tuple[EntryPoint, ...]:
     """The rows of a list; ValueError if a row has other columns, or a name stands twice."""
-    (body,) = re.findall(rf"^#define {macro}\(KERNEL\)((?:.*\\\n)*.*)", text, re.MULTILINE)
-    flat = re.sub(r"[\\\s]+", " ", body).strip()
+    known = macros((CSRC / "common" / "dtypes.h").read_text(), text)
+    flat = " ".join(expanded(f"{macro}(KERNEL)", known).split())
     rows = list(ROW.finditer(flat))
     if " ".join(row[0] for row in rows) != flat:
         raise ValueError(f"{macro} has a row with other columns than those of common/entry_points.h")

@@ -244,6 +244,14 @@ LIST = """
 #define OTHER_KERNELS(KERNEL) KERNEL(other, OtherArgs, 64, 64, 32, 0, other)
 """
 
+EACH = """
+#define A_OF(f, T, NARROW, KERNEL)                                    \\
+  KERNEL(a_##f, AArgs, 512, 1024, PRECAST_PICK_##f(80, 96), 0, a<T>) \\
+  NARROW(KERNEL(b_##f, AArgs, 512, 1024, 64, 0, b<T, 2>))
+
+#define EACH_KERNELS(KERNEL) PRECAST_DTYPES(A_OF, KERNEL) KERNEL(c, CArgs, 64, 64, 32, 0, c)
+"""
+
 
 def test_the_list_says_what_an_image_may_take() -> None:
     points = read_list(LIST, "SOME_KERNELS")
@@ -261,6 +269,11 @@ def test_the_list_says_what_an_image_may_take() -> None:
         ("sm_90", Usage(32, 0, 8), False),
     ):
         assert (not over_budget(other, {"other": usage}, GpuTarget.parse(target))) is fits, (target, usage)
+    each = read_list(EACH, "EACH_KERNELS")
+    assert each == tuple(
+        EntryPoint(name, registers)
+        for name, registers in (("a_f32", 80), ("a_f16", 96), ("b_f16", 64), ("a_bf16", 96), ("b_bf16", 64), ("c", 32))
+    )
     with pytest.raises(ValueError, match="other columns"):
         read_list(LIST.replace("64, 0, some<", "64, some<"), "SOME_KERNELS")
     with pytest.raises(ValueError, match="twice"):
