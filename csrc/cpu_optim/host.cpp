@@ -8,8 +8,8 @@
 #include <memory>
 #include <utility>
 
-#include "../common/kind.h"
-#include "../common/numbered.h"
+#include "../host/kind.h"
+#include "../host/numbered.h"
 #include "lists.h"
 
 namespace precast::cpu_optim {

@@ -1,4 +1,4 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 // Registers do not limit these kernels: their stages fill the shared memory of a multiprocessor first.
 #pragma once
 

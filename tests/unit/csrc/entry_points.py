@@ -9,7 +9,7 @@ from pathlib import Path
 from precast._builder.catalogue import Family
 
 CSRC = Path(__file__).parents[3] / "csrc"
-# name, Args, threads, resident, registers, shared, function: the columns of csrc/common/entry_points.h.
+# name, Args, threads, resident, registers, shared, function: the columns of csrc/gpu/entry_points.h.
 ROW = re.compile(r"KERNEL\((\w+), \w+, \w+, \w+, (?:(\d+)|BY_MAJOR\((\d+), (\d+), (\d+)\)), \w+, [^()]+\)")
 
 
@@ -37,7 +37,7 @@ def read_list(text: str, macro: str) -> tuple[EntryPoint, ...]:
     flat = re.sub(r"[\\\s]+", " ", body).strip()
     rows = list(ROW.finditer(flat))
     if " ".join(row[0] for row in rows) != flat:
-        raise ValueError(f"{macro} has a row with other columns than those of common/entry_points.h")
+        raise ValueError(f"{macro} has a row with other columns than those of gpu/entry_points.h")
     points = tuple(
         EntryPoint(name, int(registers)) if registers else EntryPoint(name, int(usual), (int(major), int(there)))
         for name, registers, usual, major, there in (row.groups() for row in rows)

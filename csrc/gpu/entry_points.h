@@ -12,8 +12,8 @@
 //   function   the __device__ function that does the work
 #pragma once
 
+#include "../host/torch.h"
 #include "launch.h"
-#include "torch.h"
 
 namespace precast {
 
