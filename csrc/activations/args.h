@@ -2,7 +2,7 @@
 // both sides.
 #pragma once
 
-#include "../common/division.h"
+#include "../gpu/division.h"
 
 namespace precast {
 namespace activations {

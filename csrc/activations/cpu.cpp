@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "../common/row_simd.h"
+#include "../cpu/row_simd.h"
 #include "functions.h"
 
 namespace precast::activations::PRECAST_CPU_LEVEL {

@@ -2,7 +2,7 @@
 //
 // The activation is rounded to the dtype before the product, and its formula is that of torch's own kernels. So the
 // result is bitwise that of torch's two ops in sequence. Arithmetic is in float32. swigluoai is rounded once.
-#include "../common/early.cuh"
+#include "../gpu/early.cuh"
 #include "entries.h"
 #include "gated.cuh"
 

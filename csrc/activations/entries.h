@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define SILU_AND_MUL_OF(f, T, NARROW, KERNEL)                                               \
   KERNEL(silu_and_mul_##f, ForwardArgs, 64, 2048, 32, 0, forward_vectors<T, Silu>)          \

@@ -1,7 +1,7 @@
 // The elementary functions of the activations, sixteen lanes at a time. The image ops use them too.
 #pragma once
 
-#include "../common/exponential.h"
+#include "../cpu/exponential.h"
 
 namespace precast::PRECAST_CPU_LEVEL {
 

@@ -1,7 +1,7 @@
 // Shared by forward and backward on the GPU.
 #pragma once
 
-#include "../common/shifted.cuh"
+#include "../gpu/shifted.cuh"
 #include "args.h"
 
 namespace precast {

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-#include "../common/entry_points.h"
-#include "../common/row_launch.h"
+#include "../gpu/entry_points.h"
+#include "../gpu/row_launch.h"
 #include "cpu.h"
 
 namespace precast::activations {

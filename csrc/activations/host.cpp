@@ -1,6 +1,6 @@
 // The gated activations: checks, allocation, and the choice of a kernel.
-#include "../common/cpu_level.h"
-#include "../common/launch.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/launch.h"
 #include "entries.h"
 #include "gated.h"
 

@@ -1,8 +1,8 @@
 // The adam_ op: one Adam step over the slots of all tensors, with bias corrections from the caller.
 #include <math.h>
 
-#include "../common/torch.h"
 #include "../cpu_optim/lists.h"
+#include "../host/torch.h"
 #include "../multi_tensor/rules.h"
 
 namespace precast::cpu_adam {

@@ -5,7 +5,7 @@
 // costs nothing, and one loop compiles in a fraction of the time of one loop per mix.
 #include "cpu.h"
 
-#include "../common/simd.h"
+#include "../cpu/simd.h"
 
 #define PRECAST_FORMULA static PRECAST_METHOD
 #include "../multi_tensor/rules.h"

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "../common/cpu_level.h"
+#include "../cpu/cpu_level.h"
 
 namespace precast::cpu_optim {
 

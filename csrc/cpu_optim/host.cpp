@@ -8,8 +8,8 @@
 #include <memory>
 #include <utility>
 
-#include "../common/kind.h"
-#include "../common/numbered.h"
+#include "../host/kind.h"
+#include "../host/numbered.h"
 #include "../multi_tensor/rules.h"
 #include "lists.h"
 

@@ -5,8 +5,8 @@
 #include <new>
 #include <utility>
 
-#include "../common/lists.h"
-#include "../common/overlap.h"
+#include "../host/lists.h"
+#include "../host/overlap.h"
 #include "cpu.h"
 
 namespace precast::cpu_optim {

@@ -2,7 +2,7 @@
 // numbers.
 #pragma once
 
-#include "../common/division.h"
+#include "../gpu/division.h"
 
 namespace precast {
 namespace decode_attention {

@@ -1,7 +1,7 @@
 // Checks of the op's tensors. No check writes anything.
 #pragma once
 
-#include "../common/rows.h"
+#include "../host/rows.h"
 #include "args.h"
 
 namespace precast::decode_attention {

@@ -6,7 +6,7 @@
 // The chunks of a row are merged in order, so the result does not depend on the number of threads.
 #include "cpu.h"
 
-#include "../common/exponential.h"
+#include "../cpu/exponential.h"
 
 namespace precast::decode_attention::PRECAST_CPU_LEVEL {
 namespace {

@@ -1,8 +1,8 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 // Registers do not limit these kernels: their stages fill the shared memory of a multiprocessor first.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define DECODE_64_OF(f, T, NARROW, KERNEL) KERNEL(decode_64_##f, DecodeArgs, 128, 384, 168, kShared, decode<T, 64>)
 

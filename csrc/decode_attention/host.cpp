@@ -1,7 +1,7 @@
 // Attention over a paged cache: checks, the CPU implementation, and the choice of a kernel.
-#include "../common/cpu_level.h"
-#include "../common/entry_points.h"
-#include "../common/launch.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/entry_points.h"
+#include "../gpu/launch.h"
 #include "check.h"
 #include "cpu.h"
 #include "entries.h"

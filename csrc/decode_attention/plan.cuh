@@ -8,7 +8,7 @@
 // Short sequences take one launch: the blocks of a cluster share each unit and reduce it through shared memory.
 #pragma once
 
-#include "../common/early.cuh"
+#include "../gpu/early.cuh"
 #include "args.h"
 
 namespace precast {

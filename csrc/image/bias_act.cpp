@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../common/entry_points.h"
+#include "../gpu/entry_points.h"
 #include "entries.h"
 #include "image.h"
 

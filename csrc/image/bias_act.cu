@@ -6,7 +6,7 @@
 //
 // Arithmetic is in float32, or in float64 for float64. A result is rounded once, and grad_b is summed before the
 // rounding, in a fixed order: each block sums its part, and a second kernel adds the parts.
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 #include "args.h"
 #include "entries.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "../common/cpu_level.h"
+#include "../cpu/cpu_level.h"
 #include "args.h"
 
 namespace precast {

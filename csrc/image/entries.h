@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define BIAS_ACT_OF(f, T, NARROW, KERNEL) KERNEL(bias_act_##f, BiasActArgs, 256, 1024, 64, 0, vectors<T, false>)
 

@@ -1,8 +1,8 @@
 // Shared by the host files of the image ops: dtypes including float64, and channels_last. No check writes anything.
 #pragma once
 
-#include "../common/launch.h"
-#include "../common/rows.h"
+#include "../gpu/launch.h"
+#include "../host/rows.h"
 #include "cpu.h"
 
 namespace precast::image {

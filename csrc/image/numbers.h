@@ -1,7 +1,7 @@
 // Numbers of all four dtypes on the CPU: blocks of floats, and of doubles for float64.
 #pragma once
 
-#include "../common/row_simd.h"
+#include "../cpu/row_simd.h"
 #include "args.h"
 
 namespace precast::image::PRECAST_CPU_LEVEL {

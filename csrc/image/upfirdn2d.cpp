@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "../common/entry_points.h"
+#include "../gpu/entry_points.h"
 #include "entries.h"
 #include "image.h"
 

@@ -5,7 +5,7 @@
 // No intermediate exists: a result reads only the pixels of x that meet one of its taps. Tap t of output o is at
 // s = o down - pad + t of the upsampled image, which is pixel s / up of x if up divides s. Arithmetic is in float32, or
 // in float64 for float64; a result is rounded once.
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 #include "args.h"
 #include "entries.h"
 

@@ -1,7 +1,7 @@
 // The structures that host.cpp passes to the kernels of device.cu by value. Compiled on both sides.
 #pragma once
 
-#include "../common/division.h"
+#include "../gpu/division.h"
 #include "../rotary/angles.h"
 #include "../rotary/head_norm.h"
 

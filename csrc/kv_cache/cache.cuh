@@ -1,8 +1,8 @@
 // Shared by the kernels: the place of a token in a cache, and units of memory.
 #pragma once
 
-#include "../common/device.cuh"
-#include "../common/division.h"
+#include "../gpu/device.cuh"
+#include "../gpu/division.h"
 #include "args.h"
 
 namespace precast {

@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define ROTARY_AND_CACHE_OF(f, T, NARROW, KERNEL)                                                         \
   KERNEL(rotary_and_cache_##f, RotateArgs, 128, 1024, 64, 0, rotate_and_cache<T, PRECAST_PICK_##f(4, 8)>) \

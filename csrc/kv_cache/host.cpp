@@ -1,7 +1,7 @@
 // Stores keys and values in a paged cache: checks, the CPU implementation, and the choice of a kernel.
-#include "../common/cpu_level.h"
-#include "../common/launch.h"
-#include "../common/row_launch.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/launch.h"
+#include "../gpu/row_launch.h"
 #include "../rotary/cpu.h"
 #include "../rotary/in_place.h"
 #include "../rotary/normed.h"

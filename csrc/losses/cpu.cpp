@@ -3,7 +3,7 @@
 // A row is read part by part: once for its maximum and its sum, once for the gradient, which may lie over it.
 #include "cpu.h"
 
-#include "../common/kept_row.h"
+#include "../cpu/kept_row.h"
 
 namespace precast::losses::PRECAST_CPU_LEVEL {
 namespace {

@@ -3,7 +3,7 @@
 //
 // All arithmetic is in float32, and a gradient is rounded once. The gradient may lie over the logits: a thread has read
 // what it writes over, and nobody else reads it.
-#include "../common/exponentials.cuh"
+#include "../gpu/exponentials.cuh"
 #include "args.h"
 #include "entries.h"
 

@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define CROSS_ENTROPY_OF(f, T, NARROW, KERNEL)                                                   \
   KERNEL(cross_entropy_##f##_v4, LossArgs, 512, 1024, 64, 0, loss_row<T, 4>)                     \

@@ -1,8 +1,8 @@
 // Cross entropy: checks, allocation, and the choice of a kernel.
 #include <initializer_list>
 
-#include "../common/cpu_level.h"
-#include "../common/row_policy.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/row_policy.h"
 #include "args.h"
 #include "cpu.h"
 #include "entries.h"

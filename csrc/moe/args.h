@@ -1,7 +1,7 @@
 // The structures that the host files pass to the kernels by value. Compiled on both sides.
 #pragma once
 
-#include "../common/division.h"
+#include "../gpu/division.h"
 
 namespace precast {
 namespace moe {

@@ -1,7 +1,7 @@
 // Checks that both families of this folder share. No check writes anything.
 #pragma once
 
-#include "../common/rows.h"
+#include "../host/rows.h"
 #include "args.h"
 
 namespace precast::moe {

@@ -6,8 +6,8 @@
 // depend on the number of threads.
 #include "cpu.h"
 
-#include "../common/exponential.h"
-#include "../common/row_simd.h"
+#include "../cpu/exponential.h"
+#include "../cpu/row_simd.h"
 
 namespace precast::moe::PRECAST_CPU_LEVEL {
 namespace {

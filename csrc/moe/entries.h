@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define MOE_COMBINE_OF(f, T, NARROW, KERNEL) KERNEL(moe_combine_##f, CombineArgs, 512, 1024, 48, 0, combine_row<T>)
 

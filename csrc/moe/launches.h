@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../common/row_launch.h"
+#include "../gpu/row_launch.h"
 #include "entries.h"
 #include "pairs.h"
 

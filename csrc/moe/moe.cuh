@@ -1,7 +1,7 @@
 // Shared by the kernels of both families.
 #pragma once
 
-#include "../common/early.cuh"
+#include "../gpu/early.cuh"
 #include "args.h"
 
 namespace precast {

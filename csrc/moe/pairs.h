@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "../common/cpu_level.h"
-#include "../common/lists.h"
+#include "../cpu/cpu_level.h"
+#include "../host/lists.h"
 #include "check.h"
 #include "cpu.h"
 

@@ -2,9 +2,9 @@
 // kernels.
 #include <algorithm>
 
-#include "../common/cpu_level.h"
-#include "../common/entry_points.h"
-#include "../common/launch.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/entry_points.h"
+#include "../gpu/launch.h"
 #include "check.h"
 #include "cpu.h"
 #include "entries.h"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../common/lists.h"
+#include "../host/lists.h"
 #include "check.h"
 
 namespace precast::moe {

@@ -1,4 +1,4 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
 #define MULTI_TENSOR_KERNELS(KERNEL)                                                                 \

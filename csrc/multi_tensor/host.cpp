@@ -1,7 +1,7 @@
 // The ops of optimizer steps: create a plan, run steps with it, delete it; and one step without a plan.
 #include <math.h>
 
-#include "../common/numbered.h"
+#include "../host/numbered.h"
 #include "plan.h"
 #include "rules.h"
 

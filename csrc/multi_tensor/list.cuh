@@ -1,7 +1,7 @@
 // Finds the tensor and the chunk that a block handles, and moves four elements of any dtype per thread.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 #include "args.h"
 
 namespace precast {

@@ -1,7 +1,7 @@
 // Creates plans, and compares them with the tensors before they are used.
 #include "plan.h"
 
-#include "../common/overlap.h"
+#include "../host/overlap.h"
 
 namespace precast::multi_tensor {
 namespace {

@@ -2,10 +2,10 @@
 // with the tensors before every launch (is_current()), so a stale plan is never used.
 #pragma once
 
-#include "../common/entry_points.h"
-#include "../common/kind.h"
-#include "../common/launch.h"
-#include "../common/lists.h"
+#include "../gpu/entry_points.h"
+#include "../gpu/launch.h"
+#include "../host/kind.h"
+#include "../host/lists.h"
 #include "args.h"
 #include "entries.h"
 

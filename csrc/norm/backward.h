@@ -1,7 +1,7 @@
 // The part of the backward ops on the host that does not depend on the norm.
 #pragma once
 
-#include "../common/walk.h"
+#include "../gpu/walk.h"
 #include "rows.h"
 
 namespace precast::norm {

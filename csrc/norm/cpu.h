@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "../common/cpu_level.h"
+#include "../cpu/cpu_level.h"
 
 namespace precast {
 namespace norm {

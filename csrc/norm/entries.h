@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define RMS_NORM_OF(f, T, NARROW, KERNEL)                                                \
   KERNEL(rms_norm_##f##_v4, ForwardArgs, 640, 1280, 48, 0, forward_row<T, 4, false>)     \

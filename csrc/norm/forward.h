@@ -1,7 +1,7 @@
 // The part of the forward ops on the host that does not depend on the norm.
 #pragma once
 
-#include "../common/row_policy.h"
+#include "../gpu/row_policy.h"
 #include "rows.h"
 
 namespace precast::norm {

@@ -1,5 +1,5 @@
 // The forward op of LayerNorm: checks, allocation, and the choice of a kernel.
-#include "../common/cpu_level.h"
+#include "../cpu/cpu_level.h"
 #include "args.h"
 #include "entries.h"
 #include "forward.h"

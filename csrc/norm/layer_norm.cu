@@ -4,8 +4,8 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers until the result is written. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it three times.
-#include "../common/cluster.cuh"
-#include "../common/columns.cuh"
+#include "../gpu/cluster.cuh"
+#include "../gpu/columns.cuh"
 #include "entries.h"
 #include "layer_norm_row.cuh"
 

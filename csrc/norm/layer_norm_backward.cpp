@@ -1,7 +1,7 @@
 // The gradients of LayerNorm: checks, allocation, and the choice of a kernel. They are a family of their own, so that
 // inference neither compiles nor loads them.
-#include "../common/cpu_level.h"
-#include "../common/launch.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/launch.h"
 #include "args.h"
 #include "backward.h"
 #include "entries.h"

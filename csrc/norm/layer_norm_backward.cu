@@ -6,8 +6,8 @@
 //
 // The statistics are recomputed from x, which is read anyway: two barriers per row, and the forward saves nothing. All
 // arithmetic is in float32. The sums over rows have a fixed order, so the result is bitwise reproducible.
-#include "../common/cluster.cuh"
-#include "../common/columns.cuh"
+#include "../gpu/cluster.cuh"
+#include "../gpu/columns.cuh"
 #include "entries.h"
 #include "layer_norm_row.cuh"
 

@@ -4,7 +4,7 @@
 // float over short blocks and in double over the blocks, so the error does not grow with the width of a row. An absent
 // weight or bias is a well-predicted branch inside the loops rather than a template argument, because the user waits
 // for compilation.
-#include "../common/column_simd.h"
+#include "../cpu/column_simd.h"
 #include "cpu.h"
 
 namespace precast::layer_norm::PRECAST_CPU_LEVEL {

@@ -1,7 +1,7 @@
 // Shared by forward and backward on the GPU.
 #pragma once
 
-#include "../common/norm.cuh"
+#include "../gpu/norm.cuh"
 #include "args.h"
 
 namespace precast {

@@ -5,8 +5,8 @@
 //
 // All arithmetic is in float32. The rounding of the forward counts as the identity. The sums over rows have a fixed
 // order, so the result is bitwise reproducible.
-#include "../common/cluster.cuh"
-#include "../common/columns.cuh"
+#include "../gpu/cluster.cuh"
+#include "../gpu/columns.cuh"
 #include "entries.h"
 #include "rms_norm_row.cuh"
 

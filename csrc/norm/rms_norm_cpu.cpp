@@ -3,7 +3,7 @@
 // Each row is read twice, the second time from the caches. Sums run in float over short blocks and in double over the
 // blocks, so the error does not grow with the width of a row. Per-call options (the casting, a residual) are
 // well-predicted branches inside the loops rather than template arguments, because the user waits for compilation.
-#include "../common/column_simd.h"
+#include "../cpu/column_simd.h"
 #include "cpu.h"
 
 namespace precast::rms_norm::PRECAST_CPU_LEVEL {

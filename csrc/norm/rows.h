@@ -1,7 +1,7 @@
 // Checks of the norms' tensors. No check writes anything.
 #pragma once
 
-#include "../common/rows.h"
+#include "../host/rows.h"
 #include "cpu.h"
 
 namespace precast {

@@ -1,7 +1,7 @@
 // The head and unit of a thread, and the form of the entry points.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 #include "args.h"
 
 namespace precast {

@@ -1,7 +1,7 @@
 // Rotary embedding: checks, allocation, and the choice of a kernel.
-#include "../common/cpu_level.h"
-#include "../common/entry_points.h"
-#include "../common/launch.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/entry_points.h"
+#include "../gpu/launch.h"
 #include "cpu.h"
 #include "entries.h"
 #include "in_place.h"

@@ -2,7 +2,7 @@
 // the dtype of the heads before the rotation, so the result is that of two launches.
 #pragma once
 
-#include "../common/columns.cuh"
+#include "../gpu/columns.cuh"
 #include "../norm/rms_norm_row.cuh"
 #include "../rotary/head_norm.h"
 #include "../rotary/rotate.cuh"

@@ -2,7 +2,7 @@
 // on the CPU, which is the kernel of rms_norm.
 #pragma once
 
-#include "../common/cpu_level.h"
+#include "../cpu/cpu_level.h"
 #include "../norm/cpu.h"
 #include "cpu.h"
 #include "rotate.h"

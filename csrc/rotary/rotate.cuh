@@ -2,7 +2,7 @@
 // cosines and sines, and the rotation itself. A unit is one pair, or as many pairs as two vectors of 16 bytes hold.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 #include "../rotary/angles.h"  // the same path everywhere: NVRTC treats two paths as two files
 
 namespace precast {

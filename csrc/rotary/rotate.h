@@ -1,7 +1,7 @@
 // Checks for every family that rotates: heads, tables of cosines and sines, positions. No check writes anything.
 #pragma once
 
-#include "../common/rows.h"
+#include "../host/rows.h"
 #include "angles.h"
 
 namespace precast::rotary {

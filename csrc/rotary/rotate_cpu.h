@@ -2,7 +2,7 @@
 // level.
 #pragma once
 
-#include "../common/simd.h"
+#include "../cpu/simd.h"
 #include "angles.h"
 
 namespace precast::rotary::PRECAST_CPU_LEVEL {

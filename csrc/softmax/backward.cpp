@@ -1,7 +1,7 @@
 // The gradient of softmax: checks, allocation, and the choice of a kernel. It is a family of its own, so that inference
 // neither compiles nor loads it.
-#include "../common/cpu_level.h"
-#include "../common/row_policy.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/row_policy.h"
 #include "args.h"
 #include "entries.h"
 #include "rows.h"

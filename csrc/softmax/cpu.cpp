@@ -6,7 +6,7 @@
 // Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
 
-#include "../common/kept_row.h"
+#include "../cpu/kept_row.h"
 
 namespace precast::softmax::PRECAST_CPU_LEVEL {
 namespace {

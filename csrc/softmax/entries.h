@@ -1,7 +1,7 @@
-// The entry points of the device code, in the order of the image; common/entry_points.h explains the columns.
+// The entry points of the device code, in the order of the image; gpu/entry_points.h explains the columns.
 #pragma once
 
-#include "../common/dtypes.h"
+#include "../gpu/dtypes.h"
 
 #define SOFTMAX_OF(f, T, NARROW, KERNEL)                                                                 \
   KERNEL(softmax_##f##_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, 64, 0, forward_row<T, 4, false>)        \

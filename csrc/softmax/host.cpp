@@ -1,6 +1,6 @@
 // The forward ops of softmax: checks, allocation, and the choice of a kernel.
-#include "../common/cpu_level.h"
-#include "../common/row_policy.h"
+#include "../cpu/cpu_level.h"
+#include "../gpu/row_policy.h"
 #include "args.h"
 #include "entries.h"
 #include "rows.h"

@@ -1,7 +1,7 @@
 // Shared by forward and backward on the GPU.
 #pragma once
 
-#include "../common/exponentials.cuh"
+#include "../gpu/exponentials.cuh"
 #include "args.h"
 
 namespace precast {

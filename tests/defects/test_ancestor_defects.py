@@ -144,7 +144,7 @@ def test_defect_05_the_key_holds_sources_flags_target_and_compiler_and_no_path(
         host_key(gcc, debug=True),
         host_key(gcc, level=1),
     }
-    header = copy / "common" / "checks.h"
+    header = copy / "host" / "checks.h"
     header.write_text(header.read_text() + "// another\n")
     others.add(host_key(gcc))
     assert len(others | {before}) == 5, "an edited header, another flag, level or compiler is another build"
@@ -266,7 +266,7 @@ def test_defect_11_every_launch_is_on_the_current_stream_of_the_tensors_own_devi
         text = file.read_text(encoding="utf-8")
         assert "<<<" not in text and "cudaLaunch" not in text, file
         if "cuLaunchKernel" in text or "launch_kernel(" in text:
-            assert file.parent.name == "common", file
+            assert file.parent.name == "gpu", file
 
 
 def test_defect_12_every_refusal_has_one_base_class(

@@ -137,11 +137,11 @@ def planted_module(lab: Lab) -> str:
     return "nothing: no child process looks there"
 
 
-@fault("header-edited", "a header edited under a warm cache", how="a line added to common/family.h", lost="one build")
+@fault("header-edited", "a header edited under a warm cache", how="a line added to host/family.h", lost="one build")
 def header_edited(lab: Lab) -> str:
     site = lab.site(warm="all")
     before = library(site)
-    with (site.folder / "precast" / "csrc" / "common" / "family.h").open("a") as header:
+    with (site.folder / "precast" / "csrc" / "host" / "family.h").open("a") as header:
         header.write("// edited\n")
     done = site.run(BUILD)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr

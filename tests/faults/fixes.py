@@ -352,7 +352,7 @@ def damaged_manifest(machine: Machine) -> str:
 @state("stale", "Prebuilt files of other sources, `PRECAST_JIT=aot`, the index is recorded")
 def stale(machine: Machine) -> str:
     machine.install(machine.shop.wheel("cpu", index_url=machine.shop.index), recorded=False)
-    with (machine.site / "precast" / "csrc" / "common" / "family.h").open("a") as header:
+    with (machine.site / "precast" / "csrc" / "host" / "family.h").open("a") as header:
         header.write("// edited\n")
     return "export PRECAST_JIT=aot"
 

@@ -72,7 +72,7 @@ def stale_sources(lab: Lab) -> str:
     csrc = site.folder / "precast" / "csrc"
     (csrc / "DIGEST").unlink()  # a checkout states none
     assert site.ok(LOAD) == "prebuilt\n"
-    with (csrc / "common" / "family.h").open("a") as header:
+    with (csrc / "host" / "family.h").open("a") as header:
         header.write("// edited\n")
     done = site.run(LOAD)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr

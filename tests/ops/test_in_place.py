@@ -166,7 +166,7 @@ ROUTES = [case for case in CASES if isinstance(case.values[1], Route)]
 @pytest.mark.parametrize(("op", "call", "device"), ROUTES)
 def test_the_public_way_stays_direct(op: str, call: Any, device: str) -> None:
     call(*inputs(op, device)[0])
-    assert type(call.call).__name__ == "builtin_function_or_method"  # of csrc/common/direct.cpp
+    assert type(call.call).__name__ == "builtin_function_or_method"  # of csrc/host/direct.cpp
 
 
 OPTIMIZERS = [

@@ -95,7 +95,7 @@ def test_tests_that_fail_without_a_fault_are_named(tree: Path) -> None:
         (-11, "", "killed"),
         (None, "", "killed"),
         (5, "no tests ran", "broken"),
-        (1, "FAILED tests/x.py::test_y\ncsrc/common/lists.h:12:3: error: expected ';'", "broken"),
+        (1, "FAILED tests/x.py::test_y\ncsrc/host/lists.h:12:3: error: expected ';'", "broken"),
         (1, "FAILED tests/x.py::test_y\ncsrc/softmax/device.cu(12): error: expected a ';'", "broken"),
     ],
 )
@@ -119,6 +119,6 @@ def test_the_exit_status_says_whether_all_were_killed(
 
 def test_the_copy_has_what_git_has(tmp_path: Path) -> None:
     copy = faults.copy_tree(tmp_path / "copy")
-    for name in ("pkg/precast/__init__.py", "csrc/common/api.cpp", "tests/mutation/faults.py", "pyproject.toml"):
+    for name in ("pkg/precast/__init__.py", "csrc/host/api.cpp", "tests/mutation/faults.py", "pyproject.toml"):
         assert (copy / name).read_bytes() == (faults.ROOT / name).read_bytes()
     assert not (copy / ".git").exists() and not (copy / ".venv").exists()

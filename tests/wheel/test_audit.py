@@ -98,7 +98,7 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
         "x.sm_90.cubin",
     ),
     "another digest": (lambda f: f.update({"precast/csrc/DIGEST": b"0" * 64}), "manifest", "precast/csrc/DIGEST"),
-    "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
+    "an edited source": (lambda f: f.update({"precast/csrc/host/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
     "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
     "a header too many": (lambda f: f.update({f"{SHIM}.h": b"// mine"}), "manifest", "stable/c/shim.h.h"),
     "a header gone": (lambda f: f.pop(SHIM), "manifest", "stable/c/shim.h"),

@@ -52,7 +52,7 @@ struct HalveArgs {
 #define HALVE_KERNELS(KERNEL) KERNEL(halve_f32, HalveArgs, 256, 2048, 32, 0, halve_all)
 """,
     "csrc/halve/device.cu": """
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 #include "args.h"
 #include "entries.h"
 
@@ -72,7 +72,7 @@ HALVE_KERNELS(KERNEL)
     "csrc/halve/cpu.h": """
 #pragma once
 
-#include "../common/cpu_level.h"
+#include "../cpu/cpu_level.h"
 
 namespace precast {
 namespace halve {
@@ -99,7 +99,7 @@ void halve_all(const float* from, float* to, long long count) {
 }  // namespace precast::halve::PRECAST_CPU_LEVEL
 """,
     "csrc/halve/host.cpp": """
-#include "../common/entry_points.h"
+#include "../gpu/entry_points.h"
 #include "args.h"
 #include "cpu.h"
 #include "entries.h"

@@ -82,7 +82,7 @@ def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path]) -
         "precast/_C/__init__.py",
         "precast/_C/build_info.json",
     }
-    assert {"precast/csrc/common/api.cpp", "precast/csrc/DIGEST"} <= names(wheel)
+    assert {"precast/csrc/host/api.cpp", "precast/csrc/DIGEST"} <= names(wheel)
     assert not [name for name in names(wheel) if "torch_stable" in name], "a checkout has none, and none are fetched"
     assert manifest(wheel).mode is BuildMode.PURE
 

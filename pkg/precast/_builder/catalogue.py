@@ -71,21 +71,21 @@ class Folder:
 # Sources of every host library besides those of its families: the C interface, what binds it to torch, the launch
 # protocol, and calls without the dispatcher.
 COMMON_HOST: tuple[str, ...] = (
-    "common/api.cpp",
-    "common/attach.cpp",
-    "common/prove.cpp",
-    "common/torch.cpp",
-    "common/checks.cpp",
-    "common/cpu_level.cpp",
-    "common/driver.cpp",
-    "common/launch.cpp",
-    "common/kind.cpp",
-    "common/direct.cpp",
-    "common/glibc_compat.cpp",
+    "host/api.cpp",
+    "host/attach.cpp",
+    "host/prove.cpp",
+    "host/torch.cpp",
+    "host/checks.cpp",
+    "cpu/cpu_level.cpp",
+    "gpu/driver.cpp",
+    "gpu/launch.cpp",
+    "host/kind.cpp",
+    "host/direct.cpp",
+    "host/glibc_compat.cpp",
 )
 
 # Sources of an adapter to one torch. The first is the only one that includes torch's headers.
-ADAPTER = ("common/torch_adapter.cpp", "common/checks.cpp", "common/glibc_compat.cpp")
+ADAPTER = ("host/torch_adapter.cpp", "host/checks.cpp", "host/glibc_compat.cpp")
 
 
 def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:

@@ -65,7 +65,7 @@ def _sve(bits: int, mark: bytes) -> CpuLevel:
     return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark)
 
 
-# Also listed for C++ in csrc/common/cpu_level.h.
+# Also listed for C++ in csrc/cpu/cpu_level.h.
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
         CpuLevel("baseline", (), (), small=True),  # for processors from before 2013

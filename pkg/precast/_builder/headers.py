@@ -1,4 +1,4 @@
-"""The headers of torch's stable ABI for extensions; precast's own library needs none (csrc/common/torch_c.h).
+"""The headers of torch's stable ABI for extensions; precast's own library needs none (csrc/host/torch_c.h).
 
 A release wheel and an sdist carry the headers of one torch in ``csrc/torch_stable``, with torch's licence. Each file is
 pinned by hash and none is committed: the job that makes the wheel or the sdist reads them from the package index.

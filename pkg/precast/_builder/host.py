@@ -2,7 +2,7 @@
 
 An adapter is linked against stubs that have only the names of torch's libraries. Ninja compiles the missing objects.
 Each object has its own cache entry, so an edit recompiles only the units that it reaches, and two families share the
-objects of ``common``.
+objects of ``catalogue.COMMON_HOST``.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def list_units(
     base = (*flags.host_options(kind, debug=debug), *flags.level_defines(levels))
     units = []
     for source in catalogue.COMMON_HOST:
-        own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
+        own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "host/api.cpp" else ()
         units.append(Unit(_object_name(source), source, (*base, *own)))
     for family in families:
         units += [Unit(_object_name(source), source, base) for source in family.host]
@@ -224,7 +224,7 @@ def list_units(
 
 def _start_late(unit: tuple[Unit, BuildKey]) -> bool:
     source = unit[0].source
-    return source != catalogue.ADAPTER[0] and source.startswith("common/")
+    return source in catalogue.COMMON_HOST
 
 
 def _object_name(source: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from precast.errors import KernelError
 
-MARKER = "common/api.cpp"
+MARKER = "host/api.cpp"
 INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 
 

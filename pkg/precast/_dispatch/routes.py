@@ -1,6 +1,6 @@
 """The route of a public call to its kernel: the shortest one that gives the dispatcher's result.
 
-1. Direct: the function of the host library in ``csrc/common/direct.cpp``. It calls the kernel, or the formula that
+1. Direct: the function of the host library in ``csrc/host/direct.cpp``. It calls the kernel, or the formula that
    records a gradient, if the tensors are plain, the thread has no mode, transform, tracer or profiler, and all kernels
    of the op are ours.
 2. Below autograd: the dispatcher without its ``Autograd`` key, if no tangent, transform or graph can be needed. Calls

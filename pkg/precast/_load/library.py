@@ -1,4 +1,4 @@
-"""A host library and its C interface (csrc/common/api.cpp). Every failure becomes an exception."""
+"""A host library and its C interface (csrc/host/api.cpp). Every failure becomes an exception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CannotAttach(Exception):
 
 
 class _Description(ctypes.Structure):
-    """``Description`` of csrc/common/direct.cpp."""
+    """``Description`` of csrc/host/direct.cpp."""
 
     _fields_ = (
         ("op", ctypes.c_char_p),
@@ -74,7 +74,7 @@ class HostLibrary:
             raise CannotAttach(str(error).splitlines()[0]) from error
 
     def register_proof(self, space: str) -> None:
-        """Register the kernels of the ops by which a pre-release of torch is tried (csrc/common/prove.cpp)."""
+        """Register the kernels of the ops by which a pre-release of torch is tried (csrc/host/prove.cpp)."""
         self._call("precast_register_proof", space)
 
     def register(self, family: str, key: str) -> None:
@@ -133,7 +133,7 @@ class HostLibrary:
     ) -> Callable[..., Any] | None:
         """A Python function that calls an op's kernel without the dispatcher, or None if ``thread_keys`` is None.
 
-        ``numbers`` are the other fields of ``Description`` in csrc/common/direct.cpp, which explains them all.
+        ``numbers`` are the other fields of ``Description`` in csrc/host/direct.cpp, which explains them all.
         """
         self._c.precast_direct.restype = ctypes.c_void_p
         given = [None if value is None else id(value) for value in (record, first, otherwise, dispatched)]

@@ -1,7 +1,7 @@
 """Try what a pre-release of torch does, before a kernel relies on it.
 
 Such a torch is a commit from before its release. That it has every function by name does not say that each does what
-it does in the release. So two toy ops (csrc/common/prove.cpp) are called once in each process, with every kind of
+it does in the release. So two toy ops (csrc/host/prove.cpp) are called once in each process, with every kind of
 argument.
 """
 

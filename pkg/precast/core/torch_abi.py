@@ -60,7 +60,7 @@ class Stable:
 
 @value(frozen=True)
 class AnyTorch:
-    """Any torch, through this version of the table of its functions (csrc/common/torch_table.h)."""
+    """Any torch, through this version of the table of its functions (csrc/host/torch_table.h)."""
 
     kind = AbiKind.TABLE
     table: int

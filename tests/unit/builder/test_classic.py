@@ -214,7 +214,7 @@ int main() {
 def test_exceptions_are_counted_right_by_what_old_systems_have(checkout: Path, tmp_path: Path) -> None:
     """What at::parallel_for inlines asks gcc 11's libstdc++ for; manylinux_2_28 has CXXABI 1.3.11."""
     (tmp_path / "counted.cpp").write_text(_COUNTED)
-    sources = (tmp_path / "counted.cpp", checkout / "csrc/common/glibc_compat.cpp")
+    sources = (tmp_path / "counted.cpp", checkout / "csrc/host/glibc_compat.cpp")
     program = spawn.program(tmp_path / "counted", "-O2", *sources)
     spawn.run(program)
     assert b"CXXABI_1.3.3" in program.read_bytes() and b"CXXABI_1.3.13" not in program.read_bytes()

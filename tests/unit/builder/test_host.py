@@ -33,12 +33,12 @@ EXPORT int precast_register() { return SHARED; }
 extern "C" int not_exported() { return 1; }
 """
 FILES = {
-    "common/api.cpp": API,
-    "common/shared.h": "#define SHARED 1\n",
-    "tiny/host.cpp": '#include "../common/shared.h"\nint tiny() { return SHARED; }\n',
+    "host/api.cpp": API,
+    "host/shared.h": "#define SHARED 1\n",
+    "tiny/host.cpp": '#include "../host/shared.h"\nint tiny() { return SHARED; }\n',
     "tiny/cpu.cpp": "#define N2(a) tiny_##a\n#define N(a) N2(a)\nint N(PRECAST_CPU_LEVEL)() { return 2; }\n",
     "other/host.cpp": "int other() { return 3; }\n",
-    **{source: "" for source in catalogue.COMMON_HOST if source != "common/api.cpp"},
+    **{source: "" for source in catalogue.COMMON_HOST if source != "host/api.cpp"},
 }
 LEVELS = [level.name for level in flags.cpu_levels(platform.machine())]
 
@@ -93,9 +93,9 @@ def test_a_second_build_is_the_cache(build: Callable[..., Artifact]) -> None:
 def test_an_edit_compiles_what_it_reaches_and_no_more(build: Callable[..., Artifact], csrc: Path) -> None:
     build()
     (csrc / "tiny/cpu.cpp").write_text(FILES["tiny/cpu.cpp"] + "// edited\n")
-    assert compiled(build()) == {"common.api", *(f"tiny.cpu.{level}" for level in LEVELS)}, "api.cpp holds the digest"
-    (csrc / "common/shared.h").write_text("#define SHARED 2\n")
-    assert compiled(build()) == {"common.api", "tiny.host"}
+    assert compiled(build()) == {"host.api", *(f"tiny.cpu.{level}" for level in LEVELS)}, "api.cpp holds the digest"
+    (csrc / "host/shared.h").write_text("#define SHARED 2\n")
+    assert compiled(build()) == {"host.api", "tiny.host"}
 
 
 def test_a_touch_or_an_undone_edit_compiles_nothing(build: Callable[..., Artifact], csrc: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_touch_or_an_undone_edit_compiles_nothing(build: Callable[..., Artifac
 
 def test_families_share_objects(build: Callable[..., Artifact]) -> None:
     build(TINY)
-    assert compiled(build(OTHER)) == {"common.api", "other.host"}
+    assert compiled(build(OTHER)) == {"host.api", "other.host"}
     both = build(TINY, OTHER)
-    assert both.path.name == "host.so" and compiled(both) == {"common.api"}
+    assert both.path.name == "host.so" and compiled(both) == {"host.api"}
 
 
 def test_one_level_alone(build: Callable[..., Artifact]) -> None:
@@ -156,7 +156,7 @@ def test_the_same_bytes_come_from_anywhere(build: Callable[..., Artifact], tmp_p
 def test_the_binary_names_no_folder(build: Callable[..., Artifact], tmp_path: Path) -> None:
     data = build().path.read_bytes()
     assert str(tmp_path).encode() not in data and b"a checkout" not in data
-    assert b"csrc/common/api.cpp" in data, "__FILE__ is a relative name"
+    assert b"csrc/host/api.cpp" in data, "__FILE__ is a relative name"
 
 
 def test_debug_builds_are_another_build_with_symbols(build: Callable[..., Artifact]) -> None:
@@ -239,7 +239,7 @@ def test_a_damaged_object_is_compiled_again(build: Callable[..., Artifact], csrc
     for entry in (tmp_path / "cache/v1/objects").iterdir():
         for path in entry.glob("tiny.host.o"):
             path.write_bytes(b"cut short")
-    assert compiled(build(TINY, OTHER)) == {"common.api", "other.host", "tiny.host"}
+    assert compiled(build(TINY, OTHER)) == {"host.api", "other.host", "tiny.host"}
 
 
 def test_no_search_path_comes_from_a_variable(

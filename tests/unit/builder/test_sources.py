@@ -14,8 +14,8 @@ from precast.errors import KernelError
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     for name, text in {
-        "csrc/common/api.cpp": '#include <stdio.h>\n#include "a.h"\n',
-        "csrc/common/a.h": '#pragma once\n  #  include "../family/b.h"\n#include <torch/t.h>\n',
+        "csrc/host/api.cpp": '#include <stdio.h>\n#include "a.h"\n',
+        "csrc/host/a.h": '#pragma once\n  #  include "../family/b.h"\n#include <torch/t.h>\n',
         "csrc/family/b.h": '#include "b.h"\n// #include "not_there.h"\n',
         "csrc/family/other.h": "",
         "include/torch/t.h": "#include <torch/u.h>\n",
@@ -28,11 +28,11 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_the_closure_follows_includes_beside_the_file_and_in_the_roots(tree: Tree) -> None:
-    names = [file.name for file in tree.reachable(["csrc/common/api.cpp"])]
+    names = [file.name for file in tree.reachable(["csrc/host/api.cpp"])]
     assert names == [
-        "csrc/common/a.h",
-        "csrc/common/api.cpp",
         "csrc/family/b.h",
+        "csrc/host/a.h",
+        "csrc/host/api.cpp",
         "torch_stable/torch/t.h",
         "torch_stable/torch/u.h",
     ]
@@ -40,21 +40,21 @@ def test_the_closure_follows_includes_beside_the_file_and_in_the_roots(tree: Tre
 
 def test_an_include_above_the_root_is_not_followed(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "secret.h").write_text("")
-    assert tree.resolve("csrc/common/api.cpp", "../../secret.h") is None
+    assert tree.resolve("csrc/host/api.cpp", "../../secret.h") is None
 
 
 def test_a_digest_changes_with_content_and_name_only(tree: Tree, tmp_path: Path) -> None:
-    before = sources.digest_of(tree.reachable(["csrc/common/api.cpp"]))
+    before = sources.digest_of(tree.reachable(["csrc/host/api.cpp"]))
     (tmp_path / "csrc/family/other.h").write_text("// not reached")
-    (tmp_path / "csrc/common/a.h").touch()
-    assert sources.digest_of(Tree(tree.roots).reachable(["csrc/common/api.cpp"])) == before
+    (tmp_path / "csrc/host/a.h").touch()
+    assert sources.digest_of(Tree(tree.roots).reachable(["csrc/host/api.cpp"])) == before
     (tmp_path / "csrc/family/b.h").write_text("// reached")
-    assert sources.digest_of(Tree(tree.roots).reachable(["csrc/common/api.cpp"])) != before
+    assert sources.digest_of(Tree(tree.roots).reachable(["csrc/host/api.cpp"])) != before
 
 
 def test_the_installed_copy_comes_before_the_checkout(tmp_path: Path) -> None:
     for folder in ("installed", "checkout"):
-        (tmp_path / folder / "common").mkdir(parents=True)
+        (tmp_path / folder / "host").mkdir(parents=True)
     (tmp_path / "checkout" / sources.MARKER).write_text("")
     places = [tmp_path / "installed", tmp_path / "checkout"]
     assert sources.csrc_dir(places) == tmp_path / "checkout", "a folder without the marker is somebody else's"

@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     cache = Cache(tmp_path / "cache")
     for name, inputs, file in (
         ("cpu_adam", {"kind": "host", "abi": "torch-table-1"}, "cpu_adam.so"),
-        ("objects", {"kind": "object", "name": "common.api"}, "common.api.o"),
+        ("objects", {"kind": "object", "name": "host.api"}, "host.api.o"),
         ("softmax", {"kind": "device", "target": "sm_90"}, "softmax.sm_90.cubin"),
     ):
         (tmp_path / file).write_bytes(name.encode())
@@ -69,7 +69,7 @@ def test_cache_list_shows_what_was_built_for_what(precast: Precast, cache: Cache
     _, out, _ = precast("cache", "list")
     assert "host torch-table-1" in out and "device sm_90" in out and "objects/" not in out
     assert "3 entries, 1 not shown" in out and str(cache.root) in out
-    assert "object common.api" in precast("cache", "list", "--all")[1]
+    assert "object host.api" in precast("cache", "list", "--all")[1]
     listed = json.loads(precast("cache", "list", "--json")[1])
     assert {item["inputs"]["kind"] for item in listed} == {"host", "object", "device"}
     assert all(item["problem"] is None and Path(item["path"]).is_file() for item in listed)

@@ -67,11 +67,11 @@ def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
 
     (tmp_path / "softmax.cubin").write_bytes(b"code")
     cache = Cache(tmp_path / "cache")
-    older = {**key.inputs, "nvrtc": "12.9.86", "sources": {**key.inputs["sources"], "csrc/common/device.cuh": "0" * 64}}
+    older = {**key.inputs, "nvrtc": "12.9.86", "sources": {**key.inputs["sources"], "csrc/gpu/device.cuh": "0" * 64}}
     cache.store(BuildKey("softmax", older), tmp_path / "softmax.cubin", 1.0)
     status, out, _ = precast(*ask)
     assert status == 0 and f"cache miss: {key}" in out and "the nearest entry, softmax/" in out
-    assert "nvrtc: wanted 13.0.88; found 12.9.86" in out and "sources/csrc/common/device.cuh: wanted " in out
+    assert "nvrtc: wanted 13.0.88; found 12.9.86" in out and "sources/csrc/gpu/device.cuh: wanted " in out
 
     cache.store(key, tmp_path / "softmax.cubin", 1.0)
     assert f"cuda:0  cache hit: {cache.lookup(key)}" in precast(*ask)[1]

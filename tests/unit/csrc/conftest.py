@@ -104,7 +104,8 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
         HERE / "emulated_device.cpp": [f'-DDEVICE_CODE="{kernels}"', f"-DKERNEL_TABLE={table}"],
         HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folders[0]}.h"'],
     }
-    units |= {CSRC / f"common/{name}.cpp": [] for name in ("attach", "checks", "cpu_level", "kind", "torch")}
+    host = ("host/attach", "host/checks", "host/kind", "host/torch", "cpu/cpu_level")
+    units |= {CSRC / f"{name}.cpp": [] for name in host}
     units |= {file: [] for file in host_files}
     objects = []
     for unit, options in units.items():

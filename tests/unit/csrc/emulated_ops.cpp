@@ -5,12 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/asked_rows.h"
-#include "common/cpu_level.h"
-#include "common/driver.h"
-#include "common/launch.h"
-#include "common/torch.h"
+#include "cpu/cpu_level.h"
 #include "emulator.h"
+#include "gpu/asked_rows.h"
+#include "gpu/driver.h"
+#include "gpu/launch.h"
+#include "host/torch.h"
 #include NO_CPU_CODE
 
 extern const EmulatedKernel emulated_kernels[];

@@ -12,7 +12,7 @@ from pathlib import Path
 from precast._builder.catalogue import Family
 
 CSRC = Path(__file__).parents[3] / "csrc"
-# name, Args, threads, resident, registers, shared, function: the columns of csrc/common/entry_points.h.
+# name, Args, threads, resident, registers, shared, function: the columns of csrc/gpu/entry_points.h.
 ROW = re.compile(r"KERNEL\((\w+), \w+, \w+, \w+, (?:(\d+)|BY_MAJOR\((\d+), (\d+), (\d+)\)), \w+, [^()]+\)")
 
 
@@ -65,11 +65,11 @@ def expanded(text: str, known: dict[str, tuple[list[str], str]]) -> str:
 
 def read_list(text: str, macro: str) -> tuple[EntryPoint, ...]:
     """The rows of a list; ValueError if a row has other columns, or a name stands twice."""
-    known = macros((CSRC / "common" / "dtypes.h").read_text(), text)
+    known = macros((CSRC / "gpu" / "dtypes.h").read_text(), text)
     flat = " ".join(expanded(f"{macro}(KERNEL)", known).split())
     rows = list(ROW.finditer(flat))
     if " ".join(row[0] for row in rows) != flat:
-        raise ValueError(f"{macro} has a row with other columns than those of common/entry_points.h")
+        raise ValueError(f"{macro} has a row with other columns than those of gpu/entry_points.h")
     points = tuple(
         EntryPoint(name, int(registers)) if registers else EntryPoint(name, int(usual), (int(major), int(there)))
         for name, registers, usual, major, there in (row.groups() for row in rows)

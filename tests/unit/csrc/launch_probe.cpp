@@ -6,9 +6,9 @@
 #include <exception>
 #include <stdexcept>
 
-#include "common/checks.h"
-#include "common/family.h"
-#include "common/launch.h"
+#include "gpu/launch.h"
+#include "host/checks.h"
+#include "host/family.h"
 
 namespace precast {
 

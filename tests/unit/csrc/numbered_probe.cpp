@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "common/numbered.h"
+#include "host/numbered.h"
 
 #define EXPECT(condition) \
   if (!(condition)) _exit(__LINE__)

@@ -1,7 +1,7 @@
 // Prints what in_cluster chooses for many rows on several GPUs, one line each, for test_row_policy.py.
 #include <stdio.h>
 
-#include "common/row_launch.h"
+#include "gpu/row_launch.h"
 
 namespace precast {
 namespace {

@@ -109,7 +109,7 @@ def test_the_stand_ins_keep_newer_symbols_out(tmp_path: Path) -> None:
         "  return static_cast<int>(w.size());\n}\n"
     )
     probe_object = compiled(probe, tmp_path / "probe.o")
-    stand_ins = compiled(CSRC / "common/glibc_compat.cpp", tmp_path / "stand_ins.o")
+    stand_ins = compiled(CSRC / "host/glibc_compat.cpp", tmp_path / "stand_ins.o")
     newer = {"__libc_single_threaded", "_ZSt28__throw_bad_array_new_lengthv"}
     library = tmp_path / "probe.so"
     spawn.run("g++", "-shared", probe_object, stand_ins, "-o", library)

@@ -47,7 +47,7 @@ def build(work: Path) -> Path:
     options = ("-std=c++17", "-O1", "-fvisibility=hidden", f"-I{CSRC}")
     for soname in ("libcuda.so.1", "libtorch_cuda.so"):
         spawn.library(work / soname, HERE / "fake_driver.cpp", *options, f"-Wl,-soname,{soname}")
-    shipped = [CSRC / "common" / name for name in ("api.cpp", "driver.cpp", "launch.cpp")]
+    shipped = [CSRC / name for name in ("host/api.cpp", "gpu/driver.cpp", "gpu/launch.cpp")]
     spawn.library(work / "probe.so", HERE / "launch_probe.cpp", *shipped, *options)
     return work
 

@@ -264,16 +264,16 @@ def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
         ("activations/args.h", r"kThreads = (\d+)", "blocks of 64 threads", 64),
         ("rotary/host.cpp", r"kThreads = (\d+)", "blocks of 128 threads", 128),
         ("rotary/heads.cuh", r"kThreads = (\d+)", "blocks of 128 threads", 128),
-        ("common/row_launch.h", r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
-        ("common/row_launch.h", r"kMostBlocks = (\d+)", "up to 8 blocks", 8),
-        ("common/row_launch.h", r"int64_t threads = (\d+)\)", "2048 threads per multiprocessor", 2048),
+        ("gpu/row_launch.h", r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
+        ("gpu/row_launch.h", r"kMostBlocks = (\d+)", "up to 8 blocks", 8),
+        ("gpu/row_launch.h", r"int64_t threads = (\d+)\)", "2048 threads per multiprocessor", 2048),
         ("activations/host.cpp", r"kEarlyThreads = (\d+)", "gated activations does up to 1024", 1024),
         ("activations/args.h", r"kManyThreads = (\d+)", "multiprocessor use 256", 256),
         ("activations/gated.h", r"kManyUnits = (\d+)", "more than 2048 vectors per", 2048),
         ("softmax/host.cpp", r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
-        ("common/walk.h", r"kResident = (\d+)", "640 threads", 640),
-        ("common/row_launch.h", r"kSpreadThreads = (\d+)", "1024 threads on a multiprocessor", 1024),
-        ("common/row_launch.h", r"kSingleThreads = (\d+)", "if these are up to 256", 256),
+        ("gpu/walk.h", r"kResident = (\d+)", "640 threads", 640),
+        ("gpu/row_launch.h", r"kSpreadThreads = (\d+)", "1024 threads on a multiprocessor", 1024),
+        ("gpu/row_launch.h", r"kSingleThreads = (\d+)", "if these are up to 256", 256),
     ):
         found = re.search(pattern, (CSRC / file).read_text(encoding="utf-8"))
         assert found is not None and int(found[1]) == number, f"{file}: {pattern}"

@@ -18,8 +18,8 @@ from tests.kit import spawn
 from tools.shared import torch_symbols
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
-COMMON = CSRC / "common"
-LIST = COMMON / "torch_functions.h"
+HOST = CSRC / "host"
+LIST = HOST / "torch_functions.h"
 TYPES = ("AOTITorchError", "AtenTensorHandle", "StableListHandle", "TorchLibraryHandle", "StableIValue")
 
 
@@ -72,7 +72,7 @@ def assertions(folder: Path, functions: Iterable[str], floor: Release) -> tuple[
 
 def changed(folder: Path, was: str, new: str) -> Path:
     """A copy of the headers with one text replaced in one of them."""
-    texts = {name: (COMMON / name).read_text() for name in ("torch_functions.h", "torch_table.h", "torch_c.h")}
+    texts = {name: (HOST / name).read_text() for name in ("torch_functions.h", "torch_table.h", "torch_c.h")}
     assert any(was in text for text in texts.values())
     for name, text in texts.items():
         (folder / name).write_text(text.replace(was, new))
@@ -84,11 +84,11 @@ if RELEASE >= STABLE_FLOOR:  # an older torch has no such headers
     def test_every_declaration_is_torchs() -> None:
         """Those up to the floor as torch's headers show them to a build for the floor: they are that old."""
         later = {name: since for name, (since, optional) in FUNCTIONS.items() if optional}
-        status, said = assertions(COMMON, FUNCTIONS.keys() - later.keys(), STABLE_FLOOR)
+        status, said = assertions(HOST, FUNCTIONS.keys() - later.keys(), STABLE_FLOOR)
         assert status == 0, said
         for name, since in later.items():
             if since <= RELEASE:
-                status, said = assertions(COMMON, [name], since)
+                status, said = assertions(HOST, [name], since)
                 assert status == 0, said
         assert len(FUNCTIONS) == len(re.findall("SINCE[(]", LIST.read_text())) == 44 and len(later) == 1
 
@@ -123,7 +123,7 @@ def test_a_function_newer_than_the_floor_does_not_compile(tmp_path: Path) -> Non
 
 
 def test_the_floor_of_the_header_is_the_floor_of_the_loader() -> None:
-    header = COMMON / "torch_c.h"
+    header = HOST / "torch_c.h"
     said = dict(re.findall(r"#define PRECAST_TORCH_FLOOR_(MAJOR|MINOR) (\d+)", header.read_text()))
     assert Release(int(said["MAJOR"]), int(said["MINOR"])) == STABLE_FLOOR
     stated = (
@@ -141,7 +141,7 @@ def test_torch_exports_every_name() -> None:
     exported = {path.name: torch_symbols.read(path).defined for path in lib.glob("lib*.so")}
     wanted = {name for name, (since, _) in FUNCTIONS.items() if since <= RELEASE}
     assert wanted <= exported["libtorch_cpu.so"]
-    text = re.sub(r'"\s*"', "", (COMMON / "torch_names.h").read_text())
+    text = re.sub(r'"\s*"', "", (HOST / "torch_names.h").read_text())
     names = re.findall(r'TorchName k\w+ =\s*\{\s*"([\w.]+)",\s*"(\w+)"\}', text)
     assert len(names) == text.count("constexpr TorchName ") > 10
     missing = [name for library, name in names if library not in NOT_HERE and name not in exported[library]]

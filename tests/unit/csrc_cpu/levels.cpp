@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "activations/cpu.h"
-#include "common/checks.h"
-#include "common/cpu_level.h"
+#include "cpu/cpu_level.h"
 #include "cpu_optim/cpu.h"
+#include "host/checks.h"
 #include "multi_tensor/rules.h"
 #include "norm/cpu.h"
 #include "rotary/cpu.h"

@@ -17,7 +17,7 @@ from precast.ops import _folders, define  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 CSRC = Path(__file__).parents[3] / "csrc"
-PATTERNS = ("*/cpu.cpp", "*/*_cpu.cpp", "*/cpu.h", "*/*_cpu.h", "common/*simd*.h", "common/kept_row.h")
+PATTERNS = ("*/cpu.cpp", "*/*_cpu.cpp", "*/cpu.h", "*/*_cpu.h", "cpu/*simd*.h", "cpu/kept_row.h")
 CONSTANT = re.compile(r"^\s*constexpr int(?:64_t)? (k\w+) = (.+?);", re.MULTILINE)
 Pairs = Iterator[tuple[Any, Any]]  # what a kernel gives, and what is right
 
@@ -143,20 +143,20 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "image/upfirdn2d_cpu.cpp kTogether": lambda size: (*image_rows(size), *image_rows(size // 4)),  # of kFewRows
     "moe/cpu.cpp kTokens": tokens,
     "softmax/cpu.cpp kParts": many_parts,
-    "common/column_simd.h kGroup": lambda size: norms(24, rows=16 * size),  # as short rows make 16 chunks
-    "common/column_simd.h kTile": norms,
-    "common/kept_row.h kKept": rows_with_any,
-    "common/row_simd.h kRowsAtOnce": lambda size: norms(24, rows=size),
-    "common/row_simd.h kSumBlock": rows_with_any,
+    "cpu/column_simd.h kGroup": lambda size: norms(24, rows=16 * size),  # as short rows make 16 chunks
+    "cpu/column_simd.h kTile": norms,
+    "cpu/kept_row.h kKept": rows_with_any,
+    "cpu/row_simd.h kRowsAtOnce": lambda size: norms(24, rows=size),
+    "cpu/row_simd.h kSumBlock": rows_with_any,
 }
 # Constants that are no size of a call's, and why.
 OTHERS = {
-    "common/column_simd.h kGroupBytes": "kGroup and kTile are where it begins to matter",
-    "common/simd.h kHalf": "registers for kLanes",
-    "common/simd.h kLanes": "of a register; every width up to 49 is tried level by level",
-    "common/simd.h kParts": "registers for kLanes",
-    "common/simd_block.h kBlock": "two registers",
-    "common/simd_tail.h kAll": "of a register",
+    "cpu/column_simd.h kGroupBytes": "kGroup and kTile are where it begins to matter",
+    "cpu/simd.h kHalf": "registers for kLanes",
+    "cpu/simd.h kLanes": "of a register; every width up to 49 is tried level by level",
+    "cpu/simd.h kParts": "registers for kLanes",
+    "cpu/simd_block.h kBlock": "two registers",
+    "cpu/simd_tail.h kAll": "of a register",
     "cpu_optim/cpu.cpp kAhead": "prefetched",
     "cpu_optim/cpu.h kStates": "names",
     "decode_attention/cpu.cpp kAcross": "registers",

@@ -19,7 +19,7 @@ from tools.shared.kernel_results import Results
 pytestmark = [pytest.mark.qemu, pytest.mark.compiler]
 
 DRIVER = Path(__file__).with_name("levels.cpp")
-CPU_SOURCES = {"common/cpu_level.cpp", *(source for family in catalogue.FAMILIES for source in family.cpu)}
+CPU_SOURCES = {"cpu/cpu_level.cpp", *(source for family in catalogue.FAMILIES for source in family.cpu)}
 ILLEGAL_INSTRUCTION = -4
 # An ARM processor without SVE, and one for each vector length (in 16 bytes).
 PROCESSORS = {

@@ -136,7 +136,7 @@ def test_every_extension_of_a_loader_refuses(snapshot: Snapshot, c_dir: Path, mo
 
 
 LOG = """\
-[1/3] /usr/bin/g++ -c common/api.cpp
+[1/3] /usr/bin/g++ -c host/api.cpp
 FAILED: rms_norm.host.o
 /usr/bin/g++ -O3 -c csrc/norm/rms_norm.cpp -o rms_norm.host.o
 csrc/norm/rms_norm.cpp: In function 'void run()':

@@ -160,15 +160,15 @@ LEVELS = """ f(avx512, a, b) f(avx10, a, b)
 #define PRECAST_WIDTH_OF_avx10 16
 """
 LEVEL = {
-    "csrc/common/cpu_level.h": (" f(avx512, a, b)\n", LEVELS),
+    "csrc/cpu/cpu_level.h": (" f(avx512, a, b)\n", LEVELS),
     "pkg/precast/_builder/flags.py": (
         FLAGS,
         FLAGS + FLAGS.replace('"avx512", _FMA_512', r'"avx10", rb"\x62.{3}\x50", "avx512vnni"'),
     ),
 }
 USER = """
-#include "common/cpu_level.h"
-#include "common/checks.h"
+#include "cpu/cpu_level.h"
+#include "host/checks.h"
 #include <stdexcept>
 #define DEFINED(level) namespace family::level { const char* name() { return #level; } }
 namespace precast { PRECAST_EACH_CPU_LEVEL(DEFINED)
@@ -196,7 +196,7 @@ def test_a_cpu_level_is_two_files(changed: Changed, tmp_path: Path) -> None:
     assert "precast::rotary::avx10::rotate_heads" in spawn.run("nm", "--demangle", tmp_path / "unit.o").stdout
 
     (tmp_path / "user.cpp").write_text(USER)
-    sources = [str(tmp_path / "user.cpp"), str(tree / "csrc" / "common" / "cpu_level.cpp")]
+    sources = [str(tmp_path / "user.cpp"), str(tree / "csrc" / "cpu" / "cpu_level.cpp")]
     library = tmp_path / "levels.so"
     spawn.run(*common, f"-I{tree / 'csrc'}", "-shared", *sources, "-o", library)
     loaded = ctypes.CDLL(str(library))

@@ -15,7 +15,7 @@
 // Without them plans ask Python about each tensor, and there are no direct functions.
 #pragma once
 
-#include "driver.h"
+#include "../gpu/driver.h"
 
 namespace precast {
 

@@ -1,7 +1,7 @@
 // Programmatic launch overlap: the second of two launches starts while the first still runs. See LaunchShape::early.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 
 namespace precast {
 

@@ -2,7 +2,7 @@
 // side.
 #pragma once
 
-#include "../common/shifted.cuh"
+#include "../gpu/shifted.cuh"
 #include "early.cuh"
 
 namespace precast {

@@ -3,7 +3,7 @@
 // data is shifted into place.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 
 namespace precast {
 

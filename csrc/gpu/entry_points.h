@@ -12,9 +12,9 @@
 //   function   the __device__ function that does the work
 #pragma once
 
+#include "../host/torch.h"
 #include "dtypes.h"
 #include "launch.h"
-#include "torch.h"
 
 namespace precast {
 

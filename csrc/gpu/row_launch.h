@@ -3,10 +3,10 @@
 
 #include <stdint.h>
 
+#include "../host/rows.h"
 #include "asked_rows.h"
 #include "entry_points.h"
 #include "launch.h"
-#include "rows.h"
 
 namespace precast {
 

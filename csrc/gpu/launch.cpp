@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <new>
 
-#include "checks.h"
+#include "../host/checks.h"
+#include "../host/lock.h"
 #include "driver.h"
-#include "lock.h"
 
 namespace precast {
 

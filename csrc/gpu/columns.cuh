@@ -1,7 +1,7 @@
 // Weights and biases of the norms, which may be float32 where the rows are narrower.
 #pragma once
 
-#include "../common/shifted.cuh"
+#include "../gpu/shifted.cuh"
 
 namespace precast {
 

@@ -12,7 +12,7 @@
 
 #include <atomic>
 
-#include "checks.h"
+#include "../host/checks.h"
 
 #define PRECAST_TEXT(name) PRECAST_TEXT_OF(name)
 #define PRECAST_TEXT_OF(name) #name

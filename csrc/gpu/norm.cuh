@@ -1,7 +1,7 @@
 // Shared by the norms on the GPU: several sums of a row at a time.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../gpu/device.cuh"
 
 namespace precast {
 

@@ -2,10 +2,10 @@
 
 #include <atomic>
 
-#include "checks.h"
-#include "dynamic_linker.h"
-#include "lock.h"
-#include "torch_names.h"
+#include "../host/checks.h"
+#include "../host/dynamic_linker.h"
+#include "../host/lock.h"
+#include "../host/torch_names.h"
 
 namespace precast {
 namespace {

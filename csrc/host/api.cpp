@@ -2,10 +2,10 @@
 // message is in `err`. Only this interface is exported, and nothing runs when the library is opened.
 #include <string.h>
 
-#include "asked_rows.h"
+#include "../gpu/asked_rows.h"
+#include "../gpu/launch.h"
 #include "checks.h"
 #include "family.h"
-#include "launch.h"
 #include "lock.h"
 
 #ifndef PRECAST_BUILD_ID
