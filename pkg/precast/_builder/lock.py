@@ -139,7 +139,7 @@ def _note_if_held(path: Path) -> str | None:
 
 
 def _folders() -> tuple[Path, ...]:
-    """The folders that may hold locks, the best first."""
+    """The folders that may hold locks, the best first. XDG_RUNTIME_DIR differs between a batch job and a login."""
     return tuple(Path(parent) / f"precast-locks-{os.getuid()}" for parent in ("/dev/shm", tempfile.gettempdir()))
 
 

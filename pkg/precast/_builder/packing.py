@@ -66,7 +66,7 @@ def settings(kind: TargetKind) -> dict[str, int]:
 
     Instructions have sixteen bytes and their fields four: contexts that know the place within them make machine code
     2 % smaller. PTX is text, and contexts that know the letter before make it 4 % smaller. Neither costs time to read.
-    The files of a label are as small as with the preset 9e, and take a quarter less time to pack: matches of 128 bytes
+    The files of a label are as small as with the preset 9e, and take a tenth less time to pack: matches of 128 bytes
     are long enough, where that preset looks for 273.
     """
     import lzma
