@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from precast._cli import output, status
 from precast.errors import KernelError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def tell(argv: Sequence[str], error: KernelError) -> int:

@@ -69,7 +69,7 @@ def choose_on(
     bad = dict(bad)
     while True:  # ends: each later turn knows the builders, one more bad file, or that no device file can be unpacked
         decision = decide(host, info, settings, need, bad)
-        plain = _stands_in(host, need, decision)
+        plain = isinstance(decision, Refuse) and _stands_in(host, need, decision)
         raises = not plain and (isinstance(decision, Refuse) or bool(decision.refused))
         if host.builders is None and host.system == "Linux" and (raises or needs_builders(decision)):
             host = replace(host, builders=probe.probe_builders(settings))
@@ -84,13 +84,13 @@ def choose_on(
         bad |= damaged
 
 
-def _stands_in(host: Host, need: Need, decision: Decision) -> bool:
+def _stands_in(host: Host, need: Need, refusal: Refuse) -> bool:
     """Whether the family's ops in plain torch stand in for kernels that were refused."""
-    if not isinstance(decision, Refuse) or need.device not in catalogue.get(need.family).plain:
+    if need.device not in catalogue.get(need.family).plain:
         return False
     from precast._abi import plain  # imported here because most calls are served by a kernel
 
-    return plain.stands_in(host, need, decision)
+    return plain.stands_in(host, need, refusal)
 
 
 def _shipped(decision: Decision) -> Iterator[tuple[str, HostFile | DeviceFile]]:

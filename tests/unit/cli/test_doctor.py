@@ -342,7 +342,7 @@ def test_no_error_of_an_examination_leaves_the_doctor(
     assert __main__.main(["doctor", *options]) == 1
     said = capsys.readouterr().out
     text = "the kernel sources are missing\n  found   no csrc\n  fix     1) make them"
-    assert (json.loads(said) == {"schema": 1, "ok": False, "error": text}) if options else said == f"PROBLEM: {text}\n"
+    assert (json.loads(said) == {"schema": 2, "ok": False, "error": text}) if options else said == f"PROBLEM: {text}\n"
 
 
 def test_a_verb_that_cannot_begin_says_why(capsys: pytest.CaptureFixture[str]) -> None:
