@@ -45,8 +45,7 @@ class Facts:
 
 def of(why: Rejection, facts: Facts) -> str:
     """The command that removes the reason of a rejection."""
-    find = _FIXES.get(why.reason)
-    return "" if find is None else find(why, facts)
+    return _FIXES[why.reason](why, facts)
 
 
 def _torch(why: Rejection, facts: Facts) -> str:
@@ -92,6 +91,11 @@ def _gpu(why: Rejection, facts: Facts) -> str:
     return "" if facts.settings.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"
 
 
+def _nothing(why: Rejection, facts: Facts) -> str:
+    """No command changes this machine, or what a file was built for."""
+    return ""
+
+
 _FIXES: Mapping[Reason, Callable[[Rejection, Facts], str]] = {
     Reason.TORCH_MISSING: _torch,
     Reason.TORCH_ABI: _torch,
@@ -112,6 +116,9 @@ _FIXES: Mapping[Reason, Callable[[Rejection, Facts], str]] = {
     Reason.NO_COMPILER: _compiler,
     Reason.NO_NINJA: lambda _, facts: install_ninja(facts.host),
     Reason.NO_NVRTC: lambda _, facts: install_nvrtc(facts.host),
+    **dict.fromkeys((Reason.SYSTEM, Reason.HIP, Reason.XPU, Reason.GLIBC, Reason.GLIBCXX, Reason.NO_LZMA), _nothing),
+    **dict.fromkeys((Reason.PYTHON, Reason.CUDA_RUNTIME, Reason.KNOWN_BAD, Reason.NVRTC_ARCH), _nothing),
+    **dict.fromkeys((Reason.SKIPPED, Reason.BUILDERS_UNKNOWN), _nothing),
 }
 
 

@@ -6,7 +6,7 @@ alternative fixes, the most likely first; and where to read more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .errors import block
 from .host import Gpu, Host
@@ -40,12 +40,13 @@ def _brief(rejection: Rejection) -> str:
         return "no NVIDIA driver"
     if rejection.reason is Reason.TORCH_MISSING and rejection.found == NO_TORCH:
         return "torch is not installed"
-    return _BRIEF.get(rejection.reason, "")
+    return _BRIEF[rejection.reason]
 
 
 # 100 characters less the longest name of an exception.
 _HEADLINE = 100 - len("KernelIncompatible: ")
-_BRIEF = {
+# Each reason in a few words; empty where what was found says it better.
+_BRIEF: Mapping[Reason, str] = {
     Reason.SYSTEM: "not Linux",
     Reason.TORCH_MISSING: "torch cannot be imported",
     Reason.TORCH_CPU: "torch is a CPU build",
@@ -67,6 +68,16 @@ _BRIEF = {
     Reason.NO_COMPILER: "no C++ compiler",
     Reason.NO_NINJA: "no ninja",
     Reason.NO_NVRTC: "no NVRTC",
+    Reason.XPU: "torch is an XPU build",
+    Reason.SKIPPED: "",
+    Reason.FAMILY: "",
+    Reason.PYTHON: "wheel for another Python",
+    Reason.CUDA_RUNTIME: "torch has another CUDA",
+    Reason.GLIBC: "glibc too old",
+    Reason.GLIBCXX: "libstdc++ too old",
+    Reason.NO_LZMA: "Python without lzma",
+    Reason.BUILDERS_UNKNOWN: "",
+    Reason.NVRTC_ARCH: "NVRTC too old for this GPU",
 }
 
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from precast._abi import remedy
 from precast._abi.settings import JitMode, Settings
+from precast.core import explain
 from precast.core.host import Installer
+from precast.core.reasons import Reason
 from tests.kit import hosts as ex
 
 AUTO, AOT = Settings(), Settings(jit=JitMode.AOT)
@@ -59,3 +61,8 @@ def test_a_broken_torch_is_replaced_and_a_missing_one_installed() -> None:
 
 def test_steps_are_one_line_and_each_comes_once() -> None:
     assert remedy.both(["a", "b", "a"]) == "a && b"
+
+
+def test_every_reason_has_a_brief_and_a_fix_or_says_that_it_has_none() -> None:
+    # fails if a reason is added to the list alone
+    assert set(explain._BRIEF) == set(remedy._FIXES) == set(Reason)
