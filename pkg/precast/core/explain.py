@@ -77,7 +77,7 @@ _BRIEF: Mapping[Reason, str] = {
     Reason.GLIBCXX: "libstdc++ too old",
     Reason.NO_LZMA: "Python without lzma",
     Reason.BUILDERS_UNKNOWN: "",
-    Reason.NVRTC_ARCH: "NVRTC too old for this GPU",
+    Reason.NVRTC_ARCH: "NVRTC too old",
 }
 
 
