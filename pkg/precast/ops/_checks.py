@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -163,15 +163,16 @@ _BEGINNING = re.compile(r"(?:precast::)?(\w+)(?=[:(]| cannot | has no )")
 _DISPATCHERS = re.compile(r"\w+::\w+\(\) Expected a value of type")
 
 
-def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Give the error that is being handled the name of the public function instead of that of an op below it.
+def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
+    """Raise the error that is being handled again, with the name of the public function for that of an op below it.
 
-    Raise a TypeError that names the first argument of another type than the function's signature says, if any is,
-    unless the error names it already.
+    It is a TypeError instead, which names the first argument of another type than the function's signature says, if any
+    is, unless the error names it already.
     """
     import inspect  # for the error alone: calls do without it
 
     error = sys.exc_info()[1]
+    assert error is not None, "called in an except clause alone"
     said = str(error)
     for name, parameter in inspect.signature(function).parameters.items():
         kind = str(parameter.annotation)
@@ -186,9 +187,10 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
             )
             raise TypeError(f"{function.__name__}: {name} is {found}; needed {kind}") from None
     begins = _BEGINNING.match(said)
-    if error is not None and begins is not None and _is_ours(begins[1]):
+    if begins is not None and _is_ours(begins[1]):
         rest = said[begins.end() :]
         error.args = (f"{function.__name__}{rest.splitlines()[0] if _DISPATCHERS.match(said) else rest}",)
+    raise error
 
 
 def _is_ours(name: str) -> bool:

@@ -238,7 +238,6 @@ def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tens
             return _GATED.call(x, kind, alpha, limit)  # type: ignore[no-any-return]
         except _checks.CONFUSED:
             _checks.explain(_FUNCTIONS[kind], {"x": x})
-            raise
     y: Tensor = GATED_ACTIVATION(x, kind, alpha, limit)
     return y
 
@@ -249,7 +248,6 @@ def _paired(x: Tensor, up: Tensor | None, kind: int, alpha: float = 0.0, limit: 
             return _PAIRED.call(x, up, kind, alpha, limit)  # type: ignore[no-any-return]
         except _checks.CONFUSED:
             _checks.explain(_FUNCTIONS[kind], {"x": x, "up": up})
-            raise
     y: Tensor = ACTIVATION(x, up, kind, alpha, limit)
     return y
 

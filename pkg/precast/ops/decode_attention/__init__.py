@@ -129,7 +129,6 @@ def paged_decode_attention(
         return attend(_kernel, given, scale, window, softcap, optional, return_lse)
     except _checks.CONFUSED:
         _checks.explain(paged_decode_attention, locals())
-        raise
 
 
 def attend(

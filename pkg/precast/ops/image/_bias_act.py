@@ -91,7 +91,6 @@ def bias_act(
         y: Tensor = _bias_act(*arguments(x, b, dim, act, alpha, gain, clamp))
     except _checks.CONFUSED:
         _checks.explain(bias_act, locals())
-        raise
     return y
 
 
@@ -155,7 +154,6 @@ def fused_leaky_relu(
         return bias_act(x, bias, act="lrelu", alpha=negative_slope, gain=scale)
     except _checks.CONFUSED:
         _checks.explain(fused_leaky_relu, locals())
-        raise
 
 
 class _BiasAct(torch.autograd.Function):

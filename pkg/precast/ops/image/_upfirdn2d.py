@@ -101,7 +101,6 @@ def setup_filter(
         return (taps * factor).to(device=device).contiguous()
     except _checks.CONFUSED:
         _checks.explain(setup_filter, locals())
-        raise
 
 
 def upfirdn2d(
@@ -149,7 +148,6 @@ def upfirdn2d(
         return through(_upfirdn2d, x, f, up, down, padding, flip_filter, gain)
     except _checks.CONFUSED:
         _checks.explain(upfirdn2d, locals())
-        raise
 
 
 def through(
@@ -208,7 +206,6 @@ def filter2d(x: Tensor, f: Tensor | None, padding: Steps = 0, flip_filter: bool 
         return upfirdn2d(x, f, 1, 1, around_filtered(f, padding), flip_filter, gain)
     except _checks.CONFUSED:
         _checks.explain(filter2d, locals())
-        raise
 
 
 def upsample2d(
@@ -249,7 +246,6 @@ def upsample2d(
         return upfirdn2d(x, f, up, 1, around_upsampled(f, up, padding), flip_filter, gain * up_x * up_y)
     except _checks.CONFUSED:
         _checks.explain(upsample2d, locals())
-        raise
 
 
 def downsample2d(
@@ -289,7 +285,6 @@ def downsample2d(
         return upfirdn2d(x, f, 1, down, around_downsampled(f, down, padding), flip_filter, gain)
     except _checks.CONFUSED:
         _checks.explain(downsample2d, locals())
-        raise
 
 
 def around_filtered(f: Tensor | None, padding: Steps) -> tuple[int, int, int, int]:

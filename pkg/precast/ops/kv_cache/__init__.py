@@ -62,7 +62,6 @@ def reshape_and_cache(
         _RESHAPE(key, value, key_cache, value_cache, slot_mapping)
     except CONFUSED:
         explain(reshape_and_cache, locals())
-        raise
 
 
 def rotary_embedding_and_cache(
@@ -109,7 +108,6 @@ def rotary_embedding_and_cache(
         _ROTATE(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
     except CONFUSED:
         explain(rotary_embedding_and_cache, locals())
-        raise
     return query, key
 
 
@@ -174,7 +172,6 @@ def rms_norm_rotary_embedding_and_cache(
         )
     except CONFUSED:
         explain(rms_norm_rotary_embedding_and_cache, locals())
-        raise
     return query, key
 
 

@@ -93,7 +93,6 @@ def cross_entropy(
             losses = LOSS(logits, target, columns, scale, *options)[0]
     except _checks.CONFUSED:
         _checks.explain(cross_entropy, locals())
-        raise
     return reduced(losses, target, reduction, num_items_in_batch)
 
 
@@ -167,5 +166,4 @@ def linear_cross_entropy(
         losses = _linear.Loss.apply(*inputs, target, columns, scale, *plan)  # type: ignore[no-untyped-call]
     except _checks.CONFUSED:
         _checks.explain(linear_cross_entropy, locals())
-        raise
     return reduced(losses, target, reduction, num_items_in_batch)

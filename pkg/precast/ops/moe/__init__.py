@@ -88,7 +88,6 @@ def topk_softmax(
         found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
     except CONFUSED:
         explain(topk_softmax, locals())
-        raise
     return found
 
 
@@ -142,7 +141,6 @@ def topk_sigmoid(
         found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
     except CONFUSED:
         explain(topk_sigmoid, locals())
-        raise
     return found
 
 
@@ -177,7 +175,6 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
         found: tuple[Tensor, Tensor, Tensor] = _align(topk_ids, experts, block_size)
     except CONFUSED:
         explain(moe_align_block_size, locals())
-        raise
     return found
 
 
@@ -226,7 +223,6 @@ def moe_permute(
             positions._precast_places = positions._version
     except CONFUSED:
         explain(moe_permute, locals())
-        raise
     return permuted, positions, ends
 
 
@@ -273,7 +269,6 @@ def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None
         y: Tensor = _combine(rows, positions, weights, _have_each_row(positions, rows))
     except CONFUSED:
         explain(moe_unpermute, locals())
-        raise
     return y
 
 

@@ -52,7 +52,6 @@ def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         total, squares = L2NORM(list(tensors))
     except _checks.CONFUSED:
         _checks.explain(multi_tensor_l2norm, locals())
-        raise
     return total, squares
 
 
@@ -89,7 +88,6 @@ def multi_tensor_scale_(
         AXPBY_(list(outs), list(xs), [], scale, 0.0, factor, found_inf)
     except _checks.CONFUSED:
         _checks.explain(multi_tensor_scale_, locals())
-        raise
 
 
 def multi_tensor_axpby_(
@@ -128,7 +126,6 @@ def multi_tensor_axpby_(
         AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
     except _checks.CONFUSED:
         _checks.explain(multi_tensor_axpby_, locals())
-        raise
 
 
 def clip_grad_norm_(
@@ -187,7 +184,6 @@ def clip_grad_norm_(
             return _replicated(total, grads) if sharded else total
     except _checks.CONFUSED:
         _checks.explain(clip_grad_norm_, locals())
-        raise
 
 
 def _norm_of_shards(grads: Sequence[Tensor]) -> Tensor:

@@ -69,7 +69,6 @@ def rms_norm(
         return _rms_norm_dispatched(x, weight, eps, code)
     except _checks.CONFUSED:
         _checks.explain(rms_norm, locals())
-        raise
 
 
 def fused_add_rms_norm(
@@ -120,7 +119,6 @@ def fused_add_rms_norm(
         return _fused_add_rms_norm_dispatched(x, residual, weight, eps, code)
     except _checks.CONFUSED:
         _checks.explain(fused_add_rms_norm, locals())
-        raise
 
 
 def fused_add_rms_norm_(
@@ -159,7 +157,6 @@ def fused_add_rms_norm_(
         _FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
     except _checks.CONFUSED:
         _checks.explain(fused_add_rms_norm_, locals())
-        raise
     return x, residual
 
 

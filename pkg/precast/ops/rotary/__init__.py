@@ -67,7 +67,6 @@ def rotary_embedding(
         both: Both = _ROTARY(query, key, cos, sin, positions, interleaved, False)
     except _checks.CONFUSED:
         _checks.explain(rotary_embedding, locals())
-        raise
     return both[0], None if key is None else both[1]
 
 
@@ -106,7 +105,6 @@ def rotary_embedding_(
         _ROTARY_IN_PLACE(query, key, cos, sin, positions, interleaved, False)
     except _checks.CONFUSED:
         _checks.explain(rotary_embedding_, locals())
-        raise
     return query, key
 
 
@@ -167,7 +165,6 @@ def rms_norm_rotary_embedding(
         )
     except _checks.CONFUSED:
         _checks.explain(rms_norm_rotary_embedding, locals())
-        raise
     return both[0], None if key is None else both[1]
 
 
@@ -222,7 +219,6 @@ def get_cos_and_sin(
         return cos_table[positions], sin_table[positions]
     except _checks.CONFUSED:
         _checks.explain(get_cos_and_sin, locals())
-        raise
 
 
 class _Rotary(torch.autograd.Function):
