@@ -44,7 +44,7 @@ def test_extensions_of_every_kind_are_taken() -> None:
 @pytest.mark.parametrize(
     ("extensions", "words"),
     [
-        ([StableExtension("scale", [])], "a module of a package, such as 'my_package._C'"),
+        ([StableExtension("scale", [])], "the dotted name of a module of a package, such as 'my_package._C'"),
         ([StableExtension("my_ops.0", [])], "a module of a package"),
         ([StableExtension("my_ops.sc-ale", [])], "a module of a package"),
         ([StableExtension("my_ops.sc\u00e4le", [])], "a module of a package"),
@@ -105,7 +105,7 @@ def test_a_library_that_contradicts_itself_is_refused(library: Callable[..., byt
         host_file(library(CUDA, "libcudart.so.12"))
     with pytest.raises(KernelError, match=r"not on torch's stable ABI\n  found   _ZN2at15get_num_threadsEv"):
         host_file(library(CUDA), stable=Stable(Release(2, 10)))
-    with pytest.raises(KernelError, match="or none is said to have built it"):
+    with pytest.raises(KernelError, match="nothing says which torch has it"):
         host_file(library(CUDA), torch=None)
     with pytest.raises(KernelError, match="made no usable library"):
         host_file(b"no library")

@@ -47,7 +47,11 @@ class Scale(Base):
     ("modules", "before", "said"),
     [
         # As setup.py files in the wild write them: a list, without ext_modules().
-        ('[CppExtension("_p", ["csrc/fused.cpp"])]', "", "_p cannot be built into a wheel\n  found   this name"),
+        (
+            '[CppExtension("_p", ["csrc/fused.cpp"])]',
+            "",
+            "_p cannot be built into a wheel\n  found   a name without a package",
+        ),
         ('ext_modules(Scale("scale"))', CLASS_IN_SETUP, "found   class Scale in __main__, which is not in a package"),
     ],
     ids=["top-level", "class in setup.py"],

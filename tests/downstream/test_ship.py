@@ -260,7 +260,7 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
 
 
 def test_a_test_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match=r"no test .*gone\.py"):
+    with pytest.raises(KernelError, match=r"the test .*gone\.py does not exist"):
         trying._copied(tmp_path / "gone.py", tmp_path / "to")
 
 

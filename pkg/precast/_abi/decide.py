@@ -251,7 +251,7 @@ def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why
     if compiler is None:
         yield Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", builders.search("compiler")
     elif adapter_to is not None and compiler.kind != "g++":
-        # Other compilers use a different OpenMP from torch's libraries, and an adapter runs loops on torch's threads.
+        # An adapter runs its loops on the threads of torch's OpenMP, and only g++ links that one.
         found = f"{compiler.kind} {compiler.version} ({compiler.path})"
         yield Reason.NO_COMPILER, f"g++, for torch {adapter_to.version}", found
     if builders.ninja is None:

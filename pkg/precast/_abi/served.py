@@ -6,7 +6,7 @@ from precast._abi import toolkits
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability
 from precast.core.version import CudaVersion, Label
 
-# The labels that fixes can recommend, oldest toolkit first.
+# The wheel labels, such as cu126, that the fix of an error can recommend; oldest CUDA toolkit first.
 LABELS = tuple(map(Label, toolkits.LABELS))
 _SASS_FLOOR = {major: ComputeCapability.parse(gpu) for major, gpu in toolkits.SASS_FLOOR.items()}
 _FIRST_TOOLKIT = {

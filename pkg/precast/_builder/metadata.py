@@ -33,9 +33,9 @@ def require_addresses(root: Path) -> None:
     missing = [f'{name} = ""' for name, address in _addresses(root).items() if not address]
     if missing:
         raise MatrixError(
-            "a release needs addresses that are not set",
+            "a release needs the address of the repository, and the one for reports of vulnerabilities",
             found=f"{', '.join(missing)} in [tool.precast] of pyproject.toml",
-            needed="https://host/owner/name, and where a vulnerability is reported privately",
+            needed="the repository as https://host/owner/name, and where a vulnerability is reported privately",
             fix="write them into pyproject.toml, and commit",
         )
 

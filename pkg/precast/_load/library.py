@@ -175,7 +175,7 @@ def wrong_level(name: str, why: str) -> KernelUnavailable:
     return KernelUnavailable(
         f"PRECAST_CPU_LEVEL={name} is not available here",
         found=why,
-        needed="a level of this machine, or none to be given the best",
+        needed="a level of this machine; without the variable its best one is used",
         fix="unset PRECAST_CPU_LEVEL",
     )
 

@@ -28,7 +28,7 @@ from precast.core.version import CudaVersion, Label, TorchVersion
 from precast.errors import KernelError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Variables that would change what is built. Torch's list of GPUs is not among them.
+# Prefixes of variables that a build does not see, as they would change it. Torch's list of GPUs stays: it is asked for.
 _FOREIGN = ("PYTHON", "PRECAST_LABEL", "VIRTUAL_ENV", "FORCE_", "CUDA_HOME", "CMAKE_PREFIX_PATH")
 _READY = ".ready"
 _TOOLS = ("setuptools<82", "wheel", "ninja")  # torch 2.12 and older do not accept a later setuptools

@@ -113,7 +113,11 @@ def refuse_names(extensions: Sequence[Extension]) -> None:
     seen = set[str]()
     for extension in extensions:
         if _NAME.fullmatch(extension.name) is None:
-            raise _bad(extension.name, "this name", "a module of a package, such as 'my_package._C'")
+            raise _bad(
+                extension.name,
+                "a name without a package",
+                "the dotted name of a module of a package, such as 'my_package._C'",
+            )
         if extension.name in seen:
             raise _bad(extension.name, "two extensions of that name", "one")
         seen.add(extension.name)

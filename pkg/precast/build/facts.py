@@ -76,7 +76,11 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
     file = xray_verdict.host_file(library, torch)
     if file is None:
         named = (*bound.classic, *library.info.needed)[0]
-        raise KernelError(f"{name} needs {named}, and no known torch has it, or none is said to have built it")
+        raise KernelError(
+            f"{name} needs {named}, and nothing says which torch has it",
+            found="none of the torches that precast knows, and none that was named for it",
+            needed="the torch that built it",
+        )
     return replace(
         file,
         abi=floor if floor is not None and library.needs_torch else file.abi,

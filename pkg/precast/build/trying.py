@@ -138,7 +138,7 @@ def _copied(path: Path, to: Path) -> str:
     elif path.is_file():
         shutil.copy(path, to / path.name)
     else:
-        raise KernelError(f"no test {path}", needed="a file or a folder that pytest runs")
+        raise KernelError(f"the test {path} does not exist", needed="a file or a folder with tests for pytest")
     return path.name
 
 

@@ -160,7 +160,7 @@ def clip_grad_norm_(
         model(x).sum().backward()
         norm = precast.ops.clip_grad_norm_(model.parameters(), max_norm=1.0)
     """
-    # torch warns of a generator without parameters, so it gets one if it was one.
+    # torch warns of a generator without parameters. To keep that warning, it gets a generator if the caller passed one.
     if is_traced(parameters):
         return recorded(clip_grad_norm_, **locals())  # type: ignore[no-any-return]
     try:

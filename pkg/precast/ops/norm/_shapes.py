@@ -66,7 +66,8 @@ def over_jagged(op: str, call: Callable[..., Any], rows: Sequence[Tensor], norma
     for other in rows[1:]:
         if not is_jagged(other) or other.shape != x.shape:
             raise RuntimeError(
-                f"{op}: residual has shape {tuple(other.shape)}; needed the same ragged one as x, {tuple(x.shape)}"
+                f"{op}: residual has shape {tuple(other.shape)}; needed the jagged shape of x, {tuple(x.shape)}, made "
+                "with its offsets"
             )
     found = call(*(row.values() for row in rows))
 
