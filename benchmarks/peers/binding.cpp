@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu_optim/cpu.h"
+#include "multi_tensor/rules.h"
 #include "norm/cpu.h"
 
 namespace {
@@ -120,7 +121,8 @@ void step(const std::vector<torch::Tensor>& params, const std::vector<torch::Ten
   values.minus_step_size = static_cast<float>(-lr / (1.0 - std::pow(beta1, count)));
   values.root_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, count)));
   values.eps = static_cast<float>(eps);
-  const adam::Work work = {slots.data(), static_cast<int64_t>(slots.size()), &values, adam::Rule::kAdam, false};
+  const adam::Work work = {slots.data(), static_cast<int64_t>(slots.size()), &values, precast::rules::Adam::kNumber,
+                           false};
   at::parallel_for(0, units, 1024, [&](int64_t begin, int64_t end) { adam_level::update(work, begin, end); });
 }
 

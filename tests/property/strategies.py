@@ -51,7 +51,7 @@ any_capabilities = st.builds(ComputeCapability, st.integers(1, 99), st.integers(
 def targets(draw: st.DrawFn, of: st.SearchStrategy[ComputeCapability] = capabilities) -> GpuTarget:
     capability = draw(of)
     suffixes = ["", *("a" for _ in range(capability.major >= 9)), *("f" for _ in range(capability.major >= 10))]
-    return GpuTarget(draw(st.sampled_from(TargetKind)), capability, draw(st.sampled_from(suffixes)))  # type: ignore[arg-type]
+    return GpuTarget(draw(st.sampled_from(list(TargetKind))), capability, draw(st.sampled_from(suffixes)))  # type: ignore[arg-type]
 
 
 def with_suffix(suffix: Literal["a", "f"]) -> st.SearchStrategy[GpuTarget]:
@@ -59,7 +59,7 @@ def with_suffix(suffix: Literal["a", "f"]) -> st.SearchStrategy[GpuTarget]:
     oldest = {"a": 9, "f": 10}[suffix]
     known = st.sampled_from([capability for capability in CAPABILITIES if capability.major >= oldest])
     unknown = st.builds(ComputeCapability, st.integers(oldest, 99), st.integers(0, 9))
-    return st.builds(GpuTarget, st.sampled_from(TargetKind), known | unknown, st.just(suffix))
+    return st.builds(GpuTarget, st.sampled_from(list(TargetKind)), known | unknown, st.just(suffix))
 
 
 pre_releases = st.one_of(
