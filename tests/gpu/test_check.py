@@ -61,6 +61,13 @@ def test_the_next_call_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "ok     good" in capsys.readouterr().out
 
 
+def test_a_call_for_some_cases_keeps_the_results_of_the_others(tmp_path: Path) -> None:
+    one, two = python("one", "print(1)"), python("two", "print(2)")
+    check.check([one], HERE, tmp_path, 60)
+    assert [found.name for found in check.check([two], HERE, tmp_path, 60)] == ["two"]
+    assert list(check.known(tmp_path, HERE)) == ["one", "two"]
+
+
 def test_what_does_not_fit_is_left_to_the_next_call(tmp_path: Path) -> None:
     todo = [python("long", "print(1)", seconds=100), python("short", "print(2)", seconds=2)]
     assert [one.name for one in check.check(todo, HERE, tmp_path, 20)] == ["short"]
