@@ -190,7 +190,10 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
     if begins is not None and _is_ours(begins[1]):
         rest = said[begins.end() :]
         error.args = (f"{function.__name__}{rest.splitlines()[0] if _DISPATCHERS.match(said) else rest}",)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # its traceback has this frame, and the two would keep each other and all arguments
 
 
 def _is_ours(name: str) -> bool:
