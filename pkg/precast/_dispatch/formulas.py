@@ -122,25 +122,23 @@ def by_name(op: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable
     """A function of all arguments of an op, from one that names those that it needs, or ``op`` for the op's name."""
 
     @functools.cache
-    def wanted() -> frozenset[str] | None:
-        """None for a function of ``*args``, which takes all."""
+    def wanted() -> tuple[tuple[str, int, Any], ...] | None:
+        """Name, place and default of each argument that it needs; None for a function of ``*args``, which takes all."""
         import inspect  # the first call asks
 
         parameters = inspect.signature(function).parameters
         kinds = {one.kind for one in parameters.values()}
         if inspect.Parameter.VAR_POSITIONAL in kinds:
             return None
-        every = ("op", *(one.name for one in op._schema.arguments))
-        return frozenset(every if inspect.Parameter.VAR_KEYWORD in kinds else parameters)
+        of_schema = ((one.name, i, one.default_value) for i, one in enumerate(op._schema.arguments))
+        every = (("op", len(op._schema.arguments), op._opname), *of_schema)
+        return tuple(one for one in every if one[0] in parameters or inspect.Parameter.VAR_KEYWORD in kinds)
 
     def call(*args: Any) -> Any:
-        names = wanted()
-        if names is None:
+        needed = wanted()
+        if needed is None:
             return function(*args)
-        given: dict[str, Any] = {"op": op._opname}
-        for i, argument in enumerate(op._schema.arguments):
-            given[argument.name] = args[i] if i < len(args) else argument.default_value
-        return function(**{name: value for name, value in given.items() if name in names})
+        return function(**{name: args[i] if i < len(args) else default for name, i, default in needed})
 
     return call
 

@@ -107,7 +107,7 @@ def _backward_result(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, weight_grad: bool, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     hidden = x.shape[-1]
-    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grad_x = _checks.like(x)
     like = x if weight is None else weight
     return grad_x, like.new_empty(hidden if weight_grad else 0), like.new_empty(hidden if bias_grad else 0)
 

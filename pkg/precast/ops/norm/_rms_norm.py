@@ -294,10 +294,6 @@ def _refuse_gradient(*_: Any) -> NoReturn:
     )
 
 
-def _like(t: Tensor) -> Tensor:
-    return torch.empty_like(t, memory_format=torch.contiguous_format)
-
-
 def _check(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_x: Tensor) -> None:
     """Raise unless ``weight`` fits ``x``'s last dimension and each of ``like_x`` has ``x``'s shape."""
     _checks.rows(op, x)
@@ -317,20 +313,20 @@ with namespace.family("rms_norm", __package__), namespace.family("rms_norm_backw
     RMS_NORM_BACKWARD = register(
         "rms_norm_backward",
         check=_check,
-        result=lambda x, weight: (_like(x), _like(weight)),
+        result=lambda x, weight: (_checks.like(x), _checks.like(weight)),
         sharding=on_rows(1, sums=1),
     )
     FUSED_ADD_RMS_NORM = register(
         "fused_add_rms_norm",
         check=_check,
-        result=lambda x: (_like(x), _like(x)),
+        result=lambda x: (_checks.like(x), _checks.like(x)),
         gradient=_FusedAddRmsNorm.apply,
         sharding=on_rows(2),
     )
     FUSED_ADD_RMS_NORM_BACKWARD = register(
         "fused_add_rms_norm_backward",
         check=lambda sum, **given: _check(x=sum, **given),  # noqa: A006 - of the schema
-        result=lambda sum, weight: (_like(sum), _like(weight)),  # noqa: A006
+        result=lambda sum, weight: (_checks.like(sum), _checks.like(weight)),  # noqa: A006
         sharding=on_rows(1, sums=1),
     )
     FUSED_ADD_RMS_NORM_ = register(
