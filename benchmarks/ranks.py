@@ -57,7 +57,7 @@ def cold(ranks: int, cache: Path) -> dict[str, float]:
     answers = [child.communicate()[0].split() for child in children]
     kinds = sorted(kind for _, _, kind in answers)
     if kinds != ["cache"] * (ranks - 1) + ["jit"]:
-        raise SystemExit(f"benchmark: {ranks} cold ranks loaded from {kinds}; wanted one build")
+        raise SystemExit(f"benchmark: {ranks} cold ranks loaded from {kinds}; needed one build")
     return {
         "seconds": max(float(seconds) for seconds, _, _ in answers),
         "waiter": max((float(spent) for _, spent, kind in answers if kind == "cache"), default=0.0),

@@ -172,7 +172,7 @@ def test_pain_13_aarch64_has_every_label_and_never_takes_a_file_for_x86(checkout
     refused = decide(grace, ex.build_info(host_files=files), Settings(jit=JitMode.AOT), CUDA)
     assert isinstance(refused, Refuse)
     (why,) = (r for r in refused.rejections if r.reason is Reason.MACHINE)
-    assert (why.wanted, why.found) == ("x86_64", "aarch64")
+    assert (why.needed, why.found) == ("x86_64", "aarch64")
     both = (*files, replace(files[0], path="host/arm.so", machine="aarch64"))
     taken = decide(grace, ex.build_info(host_files=both), Settings(), CUDA)
     assert isinstance(taken, UsePrebuilt) and taken.host.path == "host/arm.so"
@@ -184,7 +184,7 @@ def test_pain_14_an_older_glibc_is_a_reason_and_not_a_crash() -> None:
     decision = decide(old, ex.build_info(), Settings(), CPU)
     assert not isinstance(decision, Refuse | UsePrebuilt), "it is built here instead"
     (why,) = (r for r in all_rejections(decision) if r.reason is Reason.GLIBC)
-    assert (why.wanted, why.found) == ("glibc 2.28", "2.17")
+    assert (why.needed, why.found) == ("glibc 2.28", "2.17")
 
 
 @pytest.mark.compiler

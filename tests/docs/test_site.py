@@ -97,7 +97,7 @@ def test_the_page_of_the_benchmarks_gets_every_figure_and_chart() -> None:
     assert "| rms_norm 32768x4096 |" in made and "| rms_norm 32768x4096 |" not in text
     for chart in (ROOT / "docs" / "benchmarks").glob("bars-*.svg"):
         assert made.count(f"](benchmarks/{chart.name})") == 1, chart.name
-    with pytest.raises(KernelError, match="wanted one line '<!-- charts -->'; found 0"):
+    with pytest.raises(KernelError, match="needed one line '<!-- charts -->'; found 0"):
         site_source.with_figures(ROOT, text.replace(site_source.CHARTS, ""))
 
 

@@ -127,7 +127,7 @@ def test_a_lie_is_refused(lie: str, bound_wheel: Path, free_wheel: Path, tmp_pat
     which, change, said = LIES[lie]
     wheel = {"bound": bound_wheel, "free": free_wheel}[which]
     violations, _ = audit.audit(rewritten(wheel, tmp_path, change))
-    assert any(str(violation).startswith(said) for violation in violations), violations
+    assert any(f"{one.reason}: {one.candidate}: ".startswith(said) for one in violations), violations
 
 
 CRASHES = """
@@ -141,10 +141,10 @@ library = torch.library.Library(*define)
 @pytest.mark.parametrize(
     ("init", "said"),
     [
-        (CRASHES, "import: free_ops.scale: wanted a process that goes on; found SIG"),
+        (CRASHES, "free_ops.scale: import: needs a process that goes on; found SIG"),
         (
             "1 / 0",
-            "import: free_ops.scale: wanted a module that can be imported, as it fits this machine; found ZeroDiv",
+            "free_ops.scale: import: needs a module that can be imported, as it fits this machine; found ZeroDiv",
         ),
         ("import nowhere_to_be_found", None),
     ],
@@ -168,7 +168,7 @@ def test_two_wheels_share_no_file(
     assert build_main.main(["--audit", str(bound_wheel), str(intruder)]) == 1
     said = capsys.readouterr().out
     assert (
-        f"shared: bound_ops/__init__.py: wanted a file of one wheel alone; found in {bound_wheel.name} as well" in said
+        f"bound_ops/__init__.py: shared: needs a file of one wheel alone; found in {bound_wheel.name} as well" in said
     )
 
 
@@ -198,9 +198,9 @@ def test_two_wheels_are_installed_and_removed_in_any_order(bound_wheel: Path, fr
 @pytest.mark.parametrize(
     ("which", "old", "new", "said"),
     [
-        ("free", "py3-none", "cp311-cp311", "wanted py3-none; found cp311-cp311"),
+        ("free", "py3-none", "cp311-cp311", "needs py3-none; found cp311-cp311"),
         ("bound", "-cp3", "-py3", "tag: "),
-        ("free", "linux_x86_64", "linux_aarch64", "wanted a platform of x86_64"),
+        ("free", "linux_x86_64", "linux_aarch64", "needs a platform of x86_64"),
     ],
 )
 def test_a_name_is_held_against_the_bytes(
@@ -215,7 +215,7 @@ def test_a_name_is_held_against_the_bytes(
 
 def test_a_row_of_record_is_held_against_its_file(free_wheel: Path, tmp_path: Path) -> None:
     changed = rewritten(free_wheel, tmp_path, lambda files, name: files.update({f"{name}/late.py": b""}), record=False)
-    assert [v.check for v in audit.audit(changed)[0]] == ["RECORD"]
+    assert [v.reason for v in audit.audit(changed)[0]] == ["RECORD"]
 
 
 def test_what_is_no_wheel_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,11 +252,16 @@ def test_a_file_of_device_code_that_holds_more_or_less_than_its_images_is_refuse
     first, second = info.device
     assert first.path == second.path and list(audit._files(tmp_path, "x", info)) == []
     (said,) = audit._files(tmp_path, "x", replace(info, device=(first,)))
-    assert (said.check, said.where) == ("images", first.path) and said.found.startswith("unpacks to more than the ")
+    assert (said.reason, said.candidate) == ("images", first.path) and said.found.startswith(
+        "unpacks to more than the "
+    )
     wrong = replace(second, content_sha256="0" * 64)
     (said,) = audit._files(tmp_path, "x", replace(info, device=(first, wrong)))
-    assert (said.check, said.where) == ("bytes", "device/rms_norm.sm_80.cubin") and "checksum mismatch" in said.found
+    assert (said.reason, said.candidate) == (
+        "bytes",
+        "device/rms_norm.sm_80.cubin",
+    ) and "checksum mismatch" in said.found
     (tmp_path / first.path).unlink()
-    missing = [(said.where, said.found) for said in audit._files(tmp_path, "x", info)]
+    missing = [(said.candidate, said.found) for said in audit._files(tmp_path, "x", info)]
     names = [(image.name, "missing") for image in (first, second)]
     assert missing == [*names, (first.path, "No such file or directory")]

@@ -101,7 +101,7 @@ def test_the_input_stays_whatever_the_output_is(
     assert "an output would replace its input" in capsys.readouterr().err
     assert wheel.read_bytes() == before and list(wheel.parent.iterdir()) == [wheel]
     if fails:
-        assert "import: ops._C" in refused(capsys, tmp_path / "two", wheel) and not (tmp_path / "two").exists()
+        assert "ops._C: import" in refused(capsys, tmp_path / "two", wheel) and not (tmp_path / "two").exists()
 
 
 def test_what_has_no_place_in_a_guarded_wheel_is_one_sentence(
@@ -145,7 +145,7 @@ def test_a_wheel_for_another_torch_is_held_to_its_line(tmp_path: Path, make: Mak
         other.mkdir()
         (other / wheel.name).write_bytes(wheel.read_bytes())
         violations, _ = audit.audit(changed(other / wheel.name, "ops/__init__.py", change))
-        assert [one.check for one in violations] == ["answer"] and why in violations[0].found
+        assert [one.reason for one in violations] == ["answer"] and why in violations[0].found
 
 
 def test_the_copy_of_a_package_that_only_calls_is_compared_too(tmp_path: Path, make: Make) -> None:
@@ -154,7 +154,7 @@ def test_the_copy_of_a_package_that_only_calls_is_compared_too(tmp_path: Path, m
     wheel = guarded(tmp_path / "out", make(files), torch=other_torch(-1))
     assert {"ops/_precast/verify.py", "other/_precast/verify.py"} <= held(wheel).keys()
     violations, _ = audit.audit(changed(wheel, "other/_precast/verify.py", lambda text: text + b"\n"))
-    assert [(one.check, one.where) for one in violations] == [("core", "other/_precast")]
+    assert [(one.reason, one.candidate) for one in violations] == [("core", "other/_precast")]
 
 
 METADATA = "ops-1.0.dist-info/METADATA"

@@ -146,9 +146,9 @@ def test_an_archive_with_another_hash_is_not_unpacked(listed: Path, capsys: pyte
 
 
 BROKEN = [
-    ('name = "orphan-ops"', 'name = "--index-url"', "wanted the name of a package, found '--index-url'"),
-    ('version = "1.0"', 'version = "1.0 --hash"', "wanted a version, found"),
-    ("sha256 = ", 'sha256 = "12"\nbefore = ', "wanted 64 hexadecimal digits, found '12'"),
+    ('name = "orphan-ops"', 'name = "--index-url"', "needed the name of a package, found '--index-url'"),
+    ('version = "1.0"', 'version = "1.0 --hash"', "needed a version, found"),
+    ("sha256 = ", 'sha256 = "12"\nbefore = ', "needed 64 hexadecimal digits, found '12'"),
     ('torch = ["', 'torch = ["9', "not a torch that is known"),
     ("[[package]]", '[[package]]\ncuda = ["cu999"]', "not a CUDA label: 'cu999'"),
     ("[[package]]", "[[package]]\ncuda = []", "no torch or no label is named"),

@@ -121,7 +121,7 @@ def test_a_manifest_of_another_schema_is_refused_for_its_own_package(
     text = path.read_text()
     for schema, fix in ((1, "--no-binary bound"), (SCHEMA + 1, f" -U 'precast{READERS}'")):
         path.write_text(text.replace(f'"schema": {SCHEMA}', f'"schema": {schema}'))
-        wanted = rf"manifest of bound_ops cannot be used[^$]*\$\.schema: wanted \d+ to \d+, found {schema}"
+        wanted = rf"manifest of bound_ops cannot be used[^$]*\$\.schema: needed \d+ to \d+, found {schema}"
         with pytest.raises(ImportError, match=wanted) as caught:
             importlib.import_module("bound_ops.fused")
         assert isinstance(caught.value, KernelIncompatible) and fix in str(caught.value)

@@ -17,6 +17,7 @@ from precast._builder import verdicts
 from precast._cli import xray as command
 from precast._cli.main import main
 from precast.core.manifest import BuildInfo, BuildMode
+from precast.core.reasons import Rejection
 from precast.core.version import Label
 from precast.errors import KernelError
 from tests.kit import elves, hosts, spawn
@@ -86,7 +87,7 @@ def test_a_seeded_defect_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     source, options, tag, check = DEFECTS[defect]
     made = library(tmp_path, source, *options)
     code, facts = xray(capsys, wheel(tmp_path, {"ops/_C.so": made}, f"ops-1.0-{tag}"))
-    assert code == 1 and [one["check"] for one in facts["problems"]] == [check]
+    assert code == 1 and [one["reason"] for one in facts["problems"]] == [check]
 
 
 def test_a_newer_c_library_than_the_tag_says_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +97,7 @@ def test_a_newer_c_library_than_the_tag_says_is_found(tmp_path: Path, capsys: py
     spawn.library(tmp_path / "_C.so", source, "-L.", "-lfresh")
     name = "ops-1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64"
     code, facts = xray(capsys, wheel(tmp_path, {"ops/_C.so": tmp_path / "_C.so"}, name))
-    assert code == 1 and [(one["check"], one["found"]) for one in facts["problems"]] == [("glibc", "2.40")] * 2
+    assert code == 1 and [(one["reason"], one["found"]) for one in facts["problems"]] == [("glibc", "2.40")] * 2
 
 
 def test_copies_and_mixtures_of_libraries_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +105,7 @@ def test_copies_and_mixtures_of_libraries_are_found(tmp_path: Path, capsys: pyte
     thirteen = library(tmp_path, CLASSIC, *TORCH, "-lcudart@13", name="b.so")
     files = {"ops/a.so": twelve, "ops/b.so": thirteen, "ops.libs/libtorch_cpu.so": twelve}
     code, facts = xray(capsys, wheel(tmp_path, files, "ops-1.0+cu130-py3-none-linux_x86_64"))
-    found = {(one["check"], one["where"].rpartition("/")[2]) for one in facts["problems"]}
+    found = {(one["reason"], one["candidate"].rpartition("/")[2]) for one in facts["problems"]}
     assert code == 1 and found == {
         ("CUDA runtime", "ops-1.0+cu130-py3-none-linux_x86_64.whl"), ("label", "a.so"), ("bundled", "libtorch_cpu.so")
     }  # fmt: skip
@@ -114,10 +115,10 @@ def test_code_for_old_gpus_alone_and_damaged_code_are_found(tmp_path: Path, caps
     made = library(tmp_path, "int f;")
     device(tmp_path, made, fat(entry(SASS, 80, LZ4)))
     code, facts = xray(capsys, made)
-    assert code == 1 and [one["check"] for one in facts["problems"]] == ["GPU"]
+    assert code == 1 and [one["reason"] for one in facts["problems"]] == ["GPU"]
     broken = library(tmp_path, "int f;", name="broken.so")
     device(tmp_path, broken, b"no fat binary")
-    assert [one["check"] for one in xray(capsys, broken)[1]["problems"]] == ["code"]
+    assert [one["reason"] for one in xray(capsys, broken)[1]["problems"]] == ["code"]
 
 
 def test_a_folder_is_read_and_what_is_no_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,13 +129,17 @@ def test_a_folder_is_read_and_what_is_no_library_is_refused(tmp_path: Path, caps
     (folder / "text.so").write_text("no library")
     code, facts = xray(capsys, folder)
     assert code == 1 and facts["libraries"][0]["python"] == "cp312" and facts["libraries"][0]["module"] == "_C"
-    assert [one["where"] for one in facts["problems"]] == ["text.so"]
+    assert [one["candidate"] for one in facts["problems"]] == ["text.so"]
     for path in (tmp_path / "nothing", tmp_path / "code.cpp", tmp_path / "x.whl"):
         assert main(["xray", str(path)]) in (1, 3)
 
 
+def texts(facts: dict[str, Any]) -> list[str]:
+    return [str(Rejection(**why)) for why in facts["why"]]
+
+
 VERDICTS = [
-    (("--torch", "2.13.0"), "unknown", "only that one is safe"),
+    (("--torch", "2.13.0"), "unknown", "its C++ has no stable ABI"),
     (("--python", "3.11"), "no", "python: needs cp312"),
     (("--glibc", "2.1"), "no", "glibc"),
     (("--gpu", "9.0", "--driver", "580"), "yes", ""),
@@ -152,7 +157,7 @@ def test_a_verdict_is_about_the_machine_that_is_named(
     device(tmp_path, made, fat(entry(SASS, 80, LZ4), entry(PTX, 90, LZ4)))
     code, facts = xray(capsys, made, *machine)
     (verdict,) = [one["verdict"] for one in facts["libraries"]]
-    assert (facts["answer"], verdict["answer"]) == (answer, answer) and why in "".join(verdict["why"])
+    assert (facts["answer"], verdict["answer"]) == (answer, answer) and why in "".join(texts(verdict))
     assert code == (1 if answer == "no" else 0)
     main(["xray", str(made), *machine])
     assert "sm_80" in capsys.readouterr().out
@@ -172,8 +177,9 @@ def test_a_name_that_python_lacks_is_found_where_a_tag_promises_more(
     ):
         path = wheel(tmp_path, {"ops/_C.abi3.so": library(tmp_path, source, name="_C.abi3.so")}, name)
         _, facts = xray(capsys, path, "--python", python)
-        why = [f"needs PyModule_OfTomorrow, which Python {platform.python_version()} does not have"]
-        assert (facts["answer"], facts["why"]) == (answer, [] if answer == "yes" else why)
+        found = f"Python {platform.python_version()}, which does not have it"
+        why = [f"python: needs PyModule_OfTomorrow; found {found}"]
+        assert (facts["answer"], texts(facts)) == (answer, [] if answer == "yes" else why)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +222,14 @@ def test_a_library_is_judged_with_those_that_it_links(tmp_path: Path, capsys: py
         tmp_path, {"ops/_C.so": outer, "ops/libinner.so": inner, "ops/lost.so": lost}, requires="torch==2.13.*"
     )
     _, facts = xray(capsys, path, "--torch", "2.13.0+cpu")
-    said = {one["path"]: (one["verdict"]["answer"], one["verdict"]["why"]) for one in facts["libraries"]}
+    said = {one["path"]: (one["verdict"]["answer"], texts(one["verdict"])) for one in facts["libraries"]}
     assert said["ops/libinner.so"][0] == "no"
     assert said["ops/_C.so"] == (
         "no", ["ops/libinner.so: cuda-runtime: needs torch's CUDA libraries; found torch 2.13.0+cpu"]
     )  # fmt: skip
     assert said["ops/lost.so"] == (
         "unknown",
-        ["libelsewhere.so: needs libelsewhere.so, which is not in the wheel and not torch's"],
+        ["libelsewhere.so: linked: needs libelsewhere.so; found neither in the wheel nor among torch's libraries"],
     )
     assert xray(capsys, path, "--torch", "2.13.0")[1]["answer"] == "unknown"
 
@@ -245,7 +251,7 @@ def test_the_function_and_the_command_give_the_same_answer(tmp_path: Path, capsy
             found = precast.xray(path, **machine)
             answers.add(found.answer)
             assert json.loads(json.dumps(command.to_json(found))) == said
-            assert said["answer"] == found.answer and said["why"] == list(found.why)
+            assert said["answer"] == found.answer and texts(said) == list(map(str, found.why))
     assert answers == {None, "yes", "no", "unknown"}
     assert precast.xray(str(module)) == precast.xray(module) and hash(precast.xray(module))
 
@@ -254,8 +260,8 @@ def test_the_function_and_the_command_give_the_same_answer(tmp_path: Path, capsy
     ("machine", "why"),
     [
         ({"torch": "two"}, "torch: not a torch version: 'two'"),
-        ({"gpu": "9"}, "gpu: not a compute capability: '9'; wanted one such as '9.0'"),
-        ({"gpu": 9.0}, "gpu is no text: 9.0; wanted a compute capability, such as 9.0"),
+        ({"gpu": "9"}, "gpu: not a compute capability: '9'; needed one such as '9.0'"),
+        ({"gpu": 9.0}, "gpu is no text: 9.0; needed a compute capability, such as 9.0"),
         ({"driver": "470"}, "driver: driver 470 is older than CUDA 12"),
         ({"python": "3"}, "python: not a release"),
         ({"glibc": (2, 28)}, r"glibc is no text: \(2, 28\)"),
@@ -297,8 +303,8 @@ def test_a_known_bad_build_is_a_problem_or_a_warning(tmp_path: Path, capsys: pyt
     plain = made.with_name("_C.so")
     plain.write_bytes(made.read_bytes())
     found = precast.xray(made)
-    said = [(one.check, one.found.partition(":")[0]) for one in (*found.problems, *found.warnings)]
-    assert said == [("known bad", "sm_103 by nvcc 13.0.88"), ("known bad", "sm_120 by nvcc 13.0.88")]
+    said = [(one.reason, one.found.partition(":")[0]) for one in (*found.problems, *found.warnings)]
+    assert said == [("known-bad", "sm_103 by nvcc 13.0.88"), ("known-bad", "sm_120 by nvcc 13.0.88")]
     assert [(gpu.target, gpu.compiler) for gpu in found.libraries[0].gpus][:3] == [
         ("compute_90", None), ("sm_90", None), ("sm_100", "nvcc 13.0.88")
     ]  # fmt: skip
@@ -307,7 +313,7 @@ def test_a_known_bad_build_is_a_problem_or_a_warning(tmp_path: Path, capsys: pyt
     assert main(["xray", str(made), "--gpu", "10.3"]) == 1
     text = capsys.readouterr().out
     assert "sm_100 sm_103 sm_120 by nvcc 13.0.88" in text and "sm_90 by an unknown compiler" in text
-    assert "\nproblem  known bad: causal_conv1d_cuda.so\n" in text and "\nwarning  known bad: " in text
+    assert "\nproblem  known-bad: causal_conv1d_cuda.so\n" in text and "\nwarning  known-bad: " in text
     assert main(["xray", str(plain), "--gpu", "10.3"]) == 0 and "issues/105" not in capsys.readouterr().out
 
 
@@ -317,4 +323,4 @@ def test_device_code_of_a_bad_nvrtc_behind_a_manifest_is_found(tmp_path: Path) -
         made = wheel(tmp_path, {"ops/_C.so": library(tmp_path, "int f;")})
         with zipfile.ZipFile(made, "a") as archive:
             archive.writestr("ops/_C/build_info.json", info.to_json())
-        assert [one.where for one in precast.xray(made).warnings] == ["device/rms_norm.sm_90.cubin"] * count
+        assert [one.candidate for one in precast.xray(made).warnings] == ["device/rms_norm.sm_90.cubin"] * count

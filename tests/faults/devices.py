@@ -126,7 +126,7 @@ def overlapping_images(lab: Lab) -> str:
     document = json.loads(manifest.read_text())
     document["device"][1]["offset"] -= 1
     manifest.write_text(json.dumps(document))
-    return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "wanted at offset")
+    return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "needed at offset")
 
 
 @fault("lying-ptx", "PTX for another GPU than said", how="hash right, .target sm_80 for compute_90", lost="the op")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi import remedy
+from precast._abi import fixes
 from tests.faults.fixes import STATES, Machine, Shop, State, first_fix
 from tests.faults.lab import Lab
 
@@ -44,7 +44,7 @@ def row(state: State, said: str, machine: Machine) -> str:
     assert len(first) < 100, first
     first = re.sub(r": \w+ cannot be loaded for (?:cpu|cuda) \(", " (", first)
     fix = machine.plain(first_fix(said))
-    shown = fix if fix == remedy.DRIVER else f"`{fix}`"
+    shown = fix if fix == fixes.DRIVER else f"`{fix}`"
     return f"| {state.what} | {first} | {shown} |"
 
 

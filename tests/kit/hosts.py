@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._abi.settings import Settings
 from precast.core.capability import ComputeCapability, GpuTarget
 from precast.core.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, host_path
-from precast.core.reasons import Rejection, Unopened
+from precast.core.reasons import Rejection
 from precast.core.torch_abi import Exact, parse_torch_abi
 from precast.core.version import CudaVersion, Label, Release, TorchVersion
 
@@ -165,7 +165,7 @@ def fix(
     host: Host,
     info: BuildInfo | None = None,
     settings: Settings = Settings(),  # noqa: B008 - frozen
-    bad: Mapping[str, str | Unopened] = {},
+    bad: Mapping[str, Rejection] = {},
 ) -> str:
     """The command that a person is told for a rejection."""
-    return remedy.of(why, remedy.Facts(host, info, settings, bad))
+    return fixes.of(why, fixes.Facts(host, info, settings, bad))

@@ -57,7 +57,7 @@ def test_a_wrong_number_is_seen(op: str) -> None:
 
 @pytest.mark.torch
 def test_a_result_that_is_missing_is_seen() -> None:
-    assert numbers.check("layer_norm_backward", "cpu", lambda *_: torch.zeros(5, 33)) == "1 results, wanted 3"
+    assert numbers.check("layer_norm_backward", "cpu", lambda *_: torch.zeros(5, 33)) == "1 results, needed 3"
     with pytest.raises(KeyError, match="no example for 'new_op'"):
         _folders.arguments("new_op")
 

@@ -8,7 +8,7 @@ from tests.load.conftest import Site
 
 # What only a build, an error, a GPU or another way in has a use for.
 NOT_NEEDED = {
-    "precast._abi.remedy",
+    "precast._abi.fixes",
     "precast._abi.served",
     "precast._abi.toolkits",
     "precast.core.explain",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import assume, given
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._abi.decide import decide
 from precast._abi.decision import BuildHost, BuildJit, Decision, Refuse, UsePrebuilt, all_rejections, needs_builders
 from precast._abi.settings import JitMode, Settings
@@ -14,8 +14,9 @@ from precast.core import explain
 from precast.core.capability import ComputeCapability, TargetKind
 from precast.core.host import Builders, Host
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast.core.reasons import Need, Reason
+from precast.core.reasons import Need, Reason, Rejection, damaged
 from precast.core.torch_abi import fits
+from precast.errors import KernelError
 from tests.property import strategies as s
 
 CUDA = Need("rms_norm", "cuda")
@@ -89,14 +90,14 @@ def test_finding_builders_never_makes_it_worse(
 
 @given(s.hosts, s.near_build_infos, s.settings)
 def test_a_file_found_damaged_is_not_chosen_again(host: Host, info: BuildInfo, settings: Settings) -> None:
-    bad: dict[str, str] = {}
+    bad: dict[str, Rejection] = {}
     for _ in range(len(info.host) + len(info.device) + 1):
         decision = decide(host, info, settings, CUDA, bad)
         used = files_of(decision)
         assert not used & bad.keys()
         if not used:
             break
-        bad[min(used)] = "damaged"
+        bad[min(used)] = damaged("cut short")
     else:
         raise AssertionError("more files were chosen than there are")
     if isinstance(decision, Refuse) and settings.jit is not JitMode.NONE and bad:
@@ -149,13 +150,14 @@ def test_every_refusal_has_a_reason_with_wanted_and_found(host: Host, info: Buil
         rejections = all_rejections(decision)
         for rejection in rejections:
             assert isinstance(rejection.reason, Reason)
-            assert rejection.piece and rejection.candidate and rejection.wanted and rejection.found
-            assert not {"None", "Reason", "GpuTarget"} & set(rejection.wanted.split() + rejection.found.split())
+            assert rejection.piece and rejection.candidate and rejection.needed and rejection.found
+            assert not {"None", "Reason", "GpuTarget"} & set(rejection.needed.split() + rejection.found.split())
         if isinstance(decision, Refuse):
             assert rejections
-            facts = remedy.Facts(host, info, settings, {})
-            actions = remedy.actions_for(rejections, lambda why: remedy.of(why, facts))  # noqa: B023 - called at once
-            text = explain.explain("no", rejections, explain.environment(host, remedy.judge(info)), actions)
+            facts = fixes.Facts(host, info, settings, {})
+            actions = fixes.actions_for(rejections, lambda why: fixes.of(why, facts))  # noqa: B023 - called at once
+            judge = explain.environment(host, fixes.judge(info))
+            text = str(explain.explain(KernelError, "no", rejections, judge, actions))
             assert all(rejection.reason.value in text for rejection in rejections)
 
 

@@ -159,7 +159,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
     ),
     "another size than claimed": (edit_image("compute_90", content_bytes=9**7), "targets", f"{9**7} in the manifest"),
     "another image than claimed": (edit_image("sm_80", content_sha256="0" * 64), "targets", "of the unpacked image"),
-    "images that overlap": (edit_image("sm_80", offset=1), "manifest", "'device/rms_norm.sm_80.cubin' wanted at"),
+    "images that overlap": (edit_image("sm_80", offset=1), "manifest", "'device/rms_norm.sm_80.cubin' needed at"),
     "images that no entry names": (drop_device("sm_80"), "targets", "unpacks to more than the"),
     "a file with another name than its images": (renamed, "targets", "device/rms_norm.other.cubin.xz"),
     "a build path in packed device code": (
@@ -193,7 +193,7 @@ def refusals(wheel: Path) -> Iterator[tuple[str, str]]:
     """The guards that refuse a wheel, each with all that it says."""
     for result in guards.judge_wheel(read_wheel(wheel), MATRIX, ASKED):
         if result.verdict is Verdict.REFUSED:
-            yield result.guard, "\n".join(f"{v.check} {v.where} {v.wanted} {v.found}" for v in result.violations)
+            yield result.guard, "\n".join(f"{v.reason} {v.candidate} {v.needed} {v.found}" for v in result.violations)
 
 
 @pytest.mark.parametrize("name", [*TAMPERED, *DEVICE])
@@ -233,7 +233,7 @@ def test_a_changed_file_contradicts_its_record(repaired: Mapping[str, Path], tmp
         files["precast/new.py"] = b""
 
     wheel = tampered(repaired["cpu"], tmp_path, change, honest_record=False)
-    found = {v.where for v in tools_audit.audit(wheel, MATRIX, only_torch=ONLY_TORCH) if v.check == "record"}
+    found = {v.candidate for v in tools_audit.audit(wheel, MATRIX, only_torch=ONLY_TORCH) if v.reason == "record"}
     assert found == {"precast/errors.py", "precast/py.typed", "precast/new.py"}
     assert "form" in dict(refusals(wheel))["reproducible"], "it also has the moments of whoever wrote it"
 

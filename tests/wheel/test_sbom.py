@@ -69,7 +69,7 @@ def test_a_lie_is_refused(repaired: Mapping[str, Path], tmp_path: Path, lie: str
     label = "cpu" if lie in LIES else "cu130"
     change, wrong = (LIES | DEVICE_LIES)[lie]
     found = tools_audit.audit(tampered(repaired[label], tmp_path, change), MATRIX, only_torch=ONLY_TORCH)
-    assert any(wrong in f"{v.where} {v.wanted} {v.found}" for v in found), found
+    assert any(wrong in f"{v.candidate} {v.needed} {v.found}" for v in found), found
 
 
 @pytest.mark.parametrize("label", EACH_LABEL)

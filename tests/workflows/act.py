@@ -105,7 +105,7 @@ def only_torch(matrix: Path, *minors: str) -> None:
         if f'\nversion = "{minor}.' in torch
     ]
     if len(kept) != len(minors) or not bracket:
-        raise ValueError(f"{matrix}: wanted {', '.join(minors)} among its torches, found {len(kept)} of them")
+        raise ValueError(f"{matrix}: needed {', '.join(minors)} among its torches, found {len(kept)} of them")
     begin = re.sub(r"(?m)^built = \[.*?\]", "built = []", begin, flags=re.DOTALL)  # no classic one is left
     matrix.write_text(begin + "".join(kept) + bracket + rest, encoding="utf-8")
 

@@ -12,8 +12,8 @@ from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata
 from twine.commands.check import check as twine_check
 from twine.exceptions import TwineException
 
-from precast._abi.violation import Violation
 from precast.core.manifest import BuildMode
+from precast.core.reasons import Rejection
 from tools.guards.subject import Audited, same
 from tools.shared.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
 
@@ -24,10 +24,10 @@ ADAPTER_BYTES = 25_000  # packed; the largest has 21 000
 _TWINE = logging.getLogger("twine")
 
 
-def check_metadata(a: Audited) -> Iterator[Violation]:
+def check_metadata(a: Audited) -> Iterator[Rejection]:
     """RECORD, file name, WHEEL, METADATA and the matrix agree, and an index would accept the wheel."""
     for where, wanted, found in record_errors(a.wheel):
-        yield Violation("record", where, wanted, found)
+        yield Rejection("record", wanted, found, where)
     metadata = a.wheel.metadata("METADATA")
     yield from same("version", "METADATA", a.wheel.version, metadata.get("Version"))
     yield from same("name", "METADATA", a.wheel.name, metadata.get("Name"))
@@ -35,19 +35,19 @@ def check_metadata(a: Audited) -> Iterator[Violation]:
     yield from same("requirement", "Requires-Dist", [f"torch>={a.matrix.torch_floor}"], torch)
     yield from same("python", "Requires-Python", f">={min(a.matrix.pythons)}", metadata.get("Requires-Python"))
     if not any(name.startswith(f"{a.wheel.dist_info}/licenses/") for name in a.wheel.files):
-        yield Violation("licence", f"{a.wheel.dist_info}/licenses", "a licence file", "none")
+        yield Rejection("licence", "a licence file", "none", f"{a.wheel.dist_info}/licenses")
     yield from _index_takes_it(a)
     yield from _tags(a)
 
 
-def _index_takes_it(a: Audited) -> Iterator[Violation]:
+def _index_takes_it(a: Audited) -> Iterator[Rejection]:
     """The violations of `twine check --strict` and of the core metadata rules."""
     try:
         Metadata.from_email(a.wheel.files.get(f"{a.wheel.dist_info}/METADATA", b""), validate=True)
     except ExceptionGroup as group:
         for error in group.exceptions:
             field = error.field if isinstance(error, InvalidMetadata) else "METADATA"
-            yield Violation("metadata", field, "valid core metadata", str(error))
+            yield Rejection("metadata", "valid core metadata", str(error), field)
         return
     said = io.StringIO()
     handler = logging.StreamHandler(said)
@@ -56,15 +56,15 @@ def _index_takes_it(a: Audited) -> Iterator[Violation]:
         with contextlib.redirect_stdout(io.StringIO()):
             failed = twine_check([str(a.wheel.path)], strict=True)
     except TwineException as error:
-        yield Violation("twine", a.wheel.path.name, "a wheel that an index takes", str(error))
+        yield Rejection("twine", "a wheel that an index takes", str(error), a.wheel.path.name)
         return
     finally:
         _TWINE.removeHandler(handler)
     if failed:
-        yield Violation("twine", a.wheel.path.name, "no warning of `twine check --strict`", said.getvalue().strip())
+        yield Rejection("twine", "no warning of `twine check --strict`", said.getvalue().strip(), a.wheel.path.name)
 
 
-def _tags(a: Audited) -> Iterator[Violation]:
+def _tags(a: Audited) -> Iterator[Rejection]:
     """File name and WHEEL have the same tags, which match the mode and the policy."""
     python, abi, platform = a.wheel.tag
     tags = sorted(a.wheel.metadata("WHEEL").get_all("Tag", []))
@@ -77,10 +77,10 @@ def _tags(a: Audited) -> Iterator[Violation]:
     machine = a.machine or "no host library"
     wanted = f"{a.matrix.policy}_{machine}" if a.asked.repaired else f"linux_{machine}"
     if wanted not in platform.split("."):
-        yield Violation("tag", "platform", wanted, platform)
+        yield Rejection("tag", wanted, platform, "platform")
 
 
-def check_size(a: Audited) -> Iterator[Violation]:
+def check_size(a: Audited) -> Iterator[Rejection]:
     """The wheel stays within its size budget; a release has the budget of its label.
 
     A slim wheel is held to it as well, with what the whole wheel would have. So the slim wheels that the tests build
@@ -95,7 +95,7 @@ def check_size(a: Audited) -> Iterator[Violation]:
         largest = sorted(a.wheel.files, key=lambda name: len(a.wheel.files[name]), reverse=True)[:3]
         of_all = "" if whole == size else f", {whole} with the adapters to every torch"
         found = f"{size} bytes{of_all}; largest, unpacked: {', '.join(largest)}"
-        yield Violation("size", a.wheel.path.name, f"under {budget} bytes ({row})", found)
+        yield Rejection("size", f"under {budget} bytes ({row})", found, a.wheel.path.name)
 
 
 def whole_size(a: Audited, size: int) -> int:
@@ -108,12 +108,12 @@ def whole_size(a: Audited, size: int) -> int:
     return (size + max(0, every - len(a.info.host)) * ADAPTER_BYTES) * (100 + MARGIN_PERCENT) // 100
 
 
-def check_reproducible(a: Audited) -> Iterator[Violation]:
+def check_reproducible(a: Audited) -> Iterator[Rejection]:
     """The archive has the canonical form; if a second build is given, both have the same bytes."""
     if a.asked.repaired:
         for entry, wanted in zip(a.wheel.entries, expected_entries(a.wheel), strict=False):
             if entry != wanted:
-                yield Violation("form", entry.name, _told(wanted, entry), _told(entry, wanted))
+                yield Rejection("form", _told(wanted, entry), _told(entry, wanted), entry.name)
                 break  # one misplaced entry shifts all later ones
         else:
             yield from same("form", a.wheel.path.name, len(a.wheel.files), len(a.wheel.entries))
@@ -127,7 +127,7 @@ def _told(entry: Entry, other: Entry) -> str:
     return ", ".join(f"{name} {mine}" for name, (mine, theirs) in parts.items() if mine != theirs)
 
 
-def differences(first: Path, second: Path) -> Iterator[Violation]:
+def differences(first: Path, second: Path) -> Iterator[Rejection]:
     """The differences of two builds of a wheel: the first bytes of each file that differs, else of the archive."""
     yield from same("twin", "file name", first.name, second.name)
     if first.read_bytes() == second.read_bytes():
@@ -135,22 +135,22 @@ def differences(first: Path, second: Path) -> Iterator[Violation]:
     try:
         mine, theirs = read_wheel(first).files, read_wheel(second).files
     except NotAWheel as error:
-        yield Violation("twin", second.name, "a wheel", str(error))
+        yield Rejection("twin", "a wheel", str(error), second.name)
         return
     names = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
     for name in names:
         one, other = mine.get(name), theirs.get(name)
         if one is None or other is None:
-            yield Violation("twin", name, "in both builds", f"in {(second if one is None else first).name} alone")
+            yield Rejection("twin", "in both builds", f"in {(second if one is None else first).name} alone", name)
             continue
         pairs = enumerate(zip(one, other, strict=False))
         at = next((index for index, (x, y) in pairs if x != y), min(len(one), len(other)))
         found = f"from byte {at} on: {one[at : at + 24]!r}, {other[at : at + 24]!r}"
-        yield Violation("twin", name, "the same bytes in both builds", found)
+        yield Rejection("twin", "the same bytes in both builds", found, name)
     if not names:
-        yield Violation(
+        yield Rejection(
             "twin",
-            first.name,
             "the same archive around the same files",
             "another packing: order, moments or compression",
+            first.name,
         )

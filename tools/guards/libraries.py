@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from precast._abi.violation import Violation
 from precast._builder import flags, packing
 from precast.core.manifest import HostKind
+from precast.core.reasons import Rejection
 from tools.guards.subject import Audited, same
 from tools.shared import binaries
 from tools.shared.platform_tag import PlatformTag
@@ -20,28 +20,28 @@ _PYTHON = re.compile(r"_?Py[A-Z_]\w*|_ZN?K?\d*pybind11\w*|THP\w+")
 _FOREIGN = re.compile(r"lib(torch|c10|shm|cu[a-z]|nv|nccl|gomp|omp|iomp|mkl|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.]*")
 
 
-def check_python(a: Audited) -> Iterator[Violation]:
+def check_python(a: Audited) -> Iterator[Rejection]:
     """No library needs a Python, so one wheel serves all of them."""
     yield from same("tag", "file name", ("py3", "none"), a.wheel.tag[:2])
     for path, facts in a.libraries.items():
         for name in facts.needed:
             if name.startswith(("libpython", "libtorch_python")):
-                yield Violation("needed", path, "no Python", name)
+                yield Rejection("needed", "no Python", name, path)
         for symbol in facts.undefined:
             if _PYTHON.fullmatch(symbol.name):
-                yield Violation("symbol", path, "no symbol of Python", str(symbol))
+                yield Rejection("symbol", "no symbol of Python", str(symbol), path)
 
 
-def check_bundled(a: Audited) -> Iterator[Violation]:
+def check_bundled(a: Audited) -> Iterator[Rejection]:
     """The wheel holds only our libraries, which need only the C and C++ runtime; adapters also need torch."""
     for name in sorted(a.wheel.files):
         folder = name.partition("/")[0]
         if folder.endswith(".libs"):
-            yield Violation("grafted", name, "no library beside ours", f"put there by a repair of {a.wheel.path.name}")
+            yield Rejection("grafted", "no library beside ours", f"put there by a repair of {a.wheel.path.name}", name)
         elif _FOREIGN.fullmatch(Path(name).name):
-            yield Violation("bundled", name, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
+            yield Rejection("bundled", "torch, CUDA and OpenMP from where torch is installed", "in the wheel", name)
         elif ".so" in Path(name).suffixes and not name.startswith("precast/_C/host/"):
-            yield Violation("strays", name, "libraries in precast/_C/host alone", "in the wheel")
+            yield Rejection("strays", "libraries in precast/_C/host alone", "in the wheel", name)
     for file in a.info.host:
         facts = a.libraries.get(file.path)
         if facts is None:
@@ -50,12 +50,12 @@ def check_bundled(a: Audited) -> Iterator[Violation]:
         torch = flags.TORCH if file.kind is HostKind.ADAPTER else ()
         whole = " and ".join([*torch, "the C and C++ runtime"])
         for needed in sorted(set(facts.needed) - flags.RUNTIME - set(torch)):
-            yield Violation("needed", file.path, f"{whole} alone", needed)
+            yield Rejection("needed", f"{whole} alone", needed, file.path)
         if not set(torch) <= set(facts.needed):
-            yield Violation("needed", file.path, whole, ", ".join(facts.needed))
+            yield Rejection("needed", whole, ", ".join(facts.needed), file.path)
 
 
-def check_glibc(a: Audited) -> Iterator[Violation]:
+def check_glibc(a: Audited) -> Iterator[Rejection]:
     """No symbol is newer than the platform tag promises, and the tag promises no more than the matrix."""
     ceilings = {"GLIBC": (a.matrix.glibc.major, a.matrix.glibc.minor), "GLIBCXX": a.matrix.glibcxx}
     for path, facts in a.libraries.items():
@@ -64,11 +64,11 @@ def check_glibc(a: Audited) -> Iterator[Violation]:
                 continue
             newer = [str(symbol) for symbol in facts.undefined if _newer(symbol.version, space, ceilings[space])]
             wanted = f"at most {space}_{'.'.join(map(str, ceilings[space]))}"
-            yield Violation("ceiling", path, wanted, ", ".join(newer) or f"{space}_{'.'.join(map(str, found))}")
+            yield Rejection("ceiling", wanted, ", ".join(newer) or f"{space}_{'.'.join(map(str, found))}", path)
     for part in a.wheel.tag[2].split(".") if a.info.host else ():
         policy = PlatformTag.parse(part).policy
         if policy is not None and policy > ceilings["GLIBC"]:
-            yield Violation("tag", part, f"nothing newer than {a.matrix.policy}", a.wheel.path.name)
+            yield Rejection("tag", f"nothing newer than {a.matrix.policy}", a.wheel.path.name, part)
 
 
 def _newer(version: str | None, space: str, ceiling: tuple[int, ...]) -> bool:
@@ -76,7 +76,7 @@ def _newer(version: str | None, space: str, ceiling: tuple[int, ...]) -> bool:
     return prefix == space and tuple(map(int, number.split("."))) > ceiling
 
 
-def check_hardening(a: Audited) -> Iterator[Violation]:
+def check_hardening(a: Audited) -> Iterator[Rejection]:
     """No run path, text relocation, executable stack or debug information; only our own names are exported."""
     for path, facts in a.libraries.items():
         yield from same("run path", path, None, facts.run_path)
@@ -88,12 +88,12 @@ def check_hardening(a: Audited) -> Iterator[Violation]:
             yield from same("debug", path, False, facts.debug)
 
 
-def check_paths(a: Audited) -> Iterator[Violation]:
+def check_paths(a: Audited) -> Iterator[Rejection]:
     """No binary contains a path of the machine that built it."""
     for name, data in _binaries(a):
         paths = binaries.absolute_paths(data)
         if paths:
-            yield Violation("paths", name, "no path of the build machine", ", ".join(paths[:3]))
+            yield Rejection("paths", "no path of the build machine", ", ".join(paths[:3]), name)
 
 
 def _binaries(a: Audited) -> Iterator[tuple[str, bytes]]:

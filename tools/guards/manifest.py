@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from precast._abi.violation import Violation
 from precast._builder import headers, sources
 from precast.core.files import DIGEST
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError, host_path
+from precast.core.reasons import Rejection
 from precast.core.torch_abi import AbiKind
 from tools.guards.subject import Audited, same
 from tools.shared import binaries
@@ -19,7 +19,7 @@ from tools.shared.wheel import MANIFEST
 _SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 
 
-def check_manifest(a: Audited) -> Iterator[Violation]:
+def check_manifest(a: Audited) -> Iterator[Rejection]:
     """The manifest can be read, and files, libraries and sources match it."""
     if a.manifest is None:
         yield _unreadable(a)
@@ -30,26 +30,26 @@ def check_manifest(a: Audited) -> Iterator[Violation]:
     yield from _sources(a)
 
 
-def check_origin(a: Audited) -> Iterator[Violation]:
+def check_origin(a: Audited) -> Iterator[Rejection]:
     """The sources of the wheel can be found: they are those of a commit, without local changes."""
     if a.info.commit is None:
-        yield Violation("commit", MANIFEST, "the commit that it was made from", "unknown: made outside of a checkout")
+        yield Rejection("commit", "the commit that it was made from", "unknown: made outside of a checkout", MANIFEST)
     if a.info.dirty:
-        yield Violation("commit", MANIFEST, f"what {a.info.commit or 'a commit'} has", "changes beside it (dirty)")
+        yield Rejection("commit", f"what {a.info.commit or 'a commit'} has", "changes beside it (dirty)", MANIFEST)
 
 
-def _unreadable(a: Audited) -> Violation:
+def _unreadable(a: Audited) -> Rejection:
     """Why ``Audited.manifest`` is None."""
     try:
         BuildInfo.from_json(a.wheel.files[MANIFEST].decode("utf-8"))
     except KeyError:
-        return Violation("manifest", MANIFEST, "a manifest", "no such file")
+        return Rejection("manifest", "a manifest", "no such file", MANIFEST)
     except (ManifestError, UnicodeDecodeError) as error:
-        return Violation("manifest", MANIFEST, "a manifest that can be read", str(error))
+        return Rejection("manifest", "a manifest that can be read", str(error), MANIFEST)
     raise AssertionError("the manifest can be read")
 
 
-def _files(a: Audited) -> Iterator[Violation]:
+def _files(a: Audited) -> Iterator[Rejection]:
     """The files in the binary folders are those that the manifest lists, byte for byte."""
     listed: dict[str, HostFile | DeviceFile] = {file.path: file for file in a.info.host}
     listed |= {file.path: file for file in a.info.device}
@@ -57,15 +57,15 @@ def _files(a: Audited) -> Iterator[Violation]:
     binary = {name for name in there if "/" in name and "__pycache__" not in name}
     for name in sorted({*listed, *binary}):
         if name not in there:
-            yield Violation("files", name, "in the wheel, as the manifest says", "not there")
+            yield Rejection("files", "in the wheel, as the manifest says", "not there", name)
         elif name not in listed:
-            yield Violation("files", name, "listed in the manifest", "not listed")
+            yield Rejection("files", "listed in the manifest", "not listed", name)
         else:
             yield from same("sha256", name, listed[name].sha256, hashlib.sha256(there[name]).hexdigest())
             yield from same("bytes", name, listed[name].bytes, len(there[name]))
 
 
-def _libraries(a: Audited) -> Iterator[Violation]:
+def _libraries(a: Audited) -> Iterator[Rejection]:
     for file in a.info.host:
         data = a.wheel.files.get(f"precast/_C/{file.path}")
         if data is None:
@@ -74,12 +74,12 @@ def _libraries(a: Audited) -> Iterator[Violation]:
             try:
                 binaries.read_library(data)
             except binaries.Unreadable as error:
-                yield Violation("elf", file.path, "a shared library", str(error))
+                yield Rejection("elf", "a shared library", str(error), file.path)
             continue
         yield from _host_claims(file, a.libraries[file.path], a.info)
 
 
-def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterator[Violation]:
+def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterator[Rejection]:
     """Compare a host library with its manifest entry."""
     yield from same("machine", file.path, file.machine, facts.machine)
     yield from same("needed", file.path, file.needed, facts.needed)
@@ -95,7 +95,7 @@ def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterat
     yield from same("links", file.path, (), file.links)
 
 
-def _sources(a: Audited) -> Iterator[Violation]:
+def _sources(a: Audited) -> Iterator[Rejection]:
     """The sources match the manifest's digest, and the headers for extensions are the pinned ones.
 
     A release has all headers. Another wheel has all or none, depending on whether it was built from an sdist or from a

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.violation import Violation
 from precast._builder import headers
+from precast.core.reasons import Rejection
 from precast.core.torch_abi import Exact
 from tools.guards.subject import Audited, same
 
@@ -37,39 +37,39 @@ def _validator() -> JsonStrictValidator:
     return JsonStrictValidator(SchemaVersion.V1_6)
 
 
-def check_sbom(a: Audited) -> Iterator[Violation]:
+def check_sbom(a: Audited) -> Iterator[Rejection]:
     """There is one valid document. It lists exactly the wheel's contents and the tools that compiled it."""
     folder = f"{a.wheel.dist_info}/{FOLDER}/"
     for name in sorted(a.wheel.below(folder)):
         if name != FILE:
             # auditwheel describes grafted libraries here, and nothing may be grafted
-            yield Violation("sbom", f"{folder}{name}", f"{FILE} alone", "another document")
+            yield Rejection("sbom", f"{FILE} alone", "another document", f"{folder}{name}")
     data = a.wheel.files.get(f"{folder}{FILE}")
     if data is None:
-        yield Violation("sbom", f"{folder}{FILE}", "a bill of materials", "no such file")
+        yield Rejection("sbom", "a bill of materials", "no such file", f"{folder}{FILE}")
         return
     try:
         text = data.decode("utf-8")
         document = json.loads(text)
     except ValueError as error:
-        yield Violation("sbom", f"{folder}{FILE}", "JSON", str(error))
+        yield Rejection("sbom", "JSON", str(error), f"{folder}{FILE}")
         return
     invalid = _validator().validate_str(text)
     if invalid is not None:
         where = f"{FILE} {getattr(invalid.data, 'json_path', '')}".rstrip()
-        yield Violation("schema", where, "CycloneDX 1.6", str(getattr(invalid.data, "message", invalid))[:200])
+        yield Rejection("schema", "CycloneDX 1.6", str(getattr(invalid.data, "message", invalid))[:200], where)
         return
     yield from _moment(a, document)
     rows = list(_rows(document))
     wanted, found = _wanted(a), dict(rows)
     if len(found) != len(rows):
         twice = sorted({ref for ref, _ in rows if [name for name, _ in rows].count(ref) > 1})
-        yield Violation("component", ", ".join(twice[:3]), "listed once", "listed more than once")
+        yield Rejection("component", "listed once", "listed more than once", ", ".join(twice[:3]))
     for ref in sorted({*wanted, *found}):
         if ref not in found:
-            yield Violation("component", ref, "listed, as it is of this wheel", "not listed")
+            yield Rejection("component", "listed, as it is of this wheel", "not listed", ref)
         elif ref not in wanted:
-            yield Violation("component", ref, "not listed: the wheel knows nothing of it", "listed")
+            yield Rejection("component", "not listed: the wheel knows nothing of it", "listed", ref)
         else:
             for what, mine, theirs in zip(
                 ("version", "sha256", "licence", "scope"), wanted[ref], found[ref], strict=True
@@ -77,7 +77,7 @@ def check_sbom(a: Audited) -> Iterator[Violation]:
                 yield from same(what, ref, mine, theirs)
 
 
-def _moment(a: Audited, document: dict[str, Any]) -> Iterator[Violation]:
+def _moment(a: Audited, document: dict[str, Any]) -> Iterator[Rejection]:
     """The document's timestamp is that of the archive, and not the time of the build."""
     archive = datetime(*a.wheel.entries[0].moment, tzinfo=timezone.utc).isoformat()
     yield from same("timestamp", f"{FILE} $.metadata.timestamp", archive, document.get("metadata", {}).get("timestamp"))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from precast._abi.violation import Violation
 from precast._builder import packing
 from precast._builder.matrix import Matrix
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, by_file
+from precast.core.reasons import Rejection
 from tools.shared import binaries
 from tools.shared.wheel import Wheel
 
@@ -93,7 +93,7 @@ class Guard:
 
     name: str
     promise: str
-    check: Callable[[Audited], Iterator[Violation]]
+    check: Callable[[Audited], Iterator[Rejection]]
     spared: Callable[[Audited], str | None] = lambda audited: None
 
 
@@ -104,12 +104,12 @@ class Result:
     guard: str
     verdict: Verdict
     note: str
-    violations: tuple[Violation, ...]
+    violations: tuple[Rejection, ...]
 
 
 def judge(guard: Guard, audited: Audited) -> Result:
     """Run one guard."""
-    found: list[Violation] = []
+    found: list[Rejection] = []
     try:
         reason = guard.spared(audited)
         if reason is not None:
@@ -126,7 +126,7 @@ def unless_released(audited: Audited) -> str | None:
     return None if audited.released else f"a {audited.info.mode.value} wheel is not published"
 
 
-def same(check: str, where: str, wanted: object, found: object) -> Iterator[Violation]:
+def same(check: str, where: str, wanted: object, found: object) -> Iterator[Rejection]:
     """Yield a violation unless both values are equal."""
     if wanted != found:
-        yield Violation(check, where, str(wanted), str(found))
+        yield Rejection(check, str(wanted), str(found), where)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from precast._abi.violation import Violation
 from precast.core.manifest import HostKind
+from precast.core.reasons import Rejection
 from precast.core.torch_abi import Exact, TorchAbi
 from tools.guards.subject import Audited
 from tools.shared import binaries
@@ -24,7 +24,7 @@ _VERSIONED = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+")
 LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp*.so*")
 
 
-def check_symbols(a: Audited) -> Iterator[Violation]:
+def check_symbols(a: Audited) -> Iterator[Rejection]:
     """Check each library and each adapter."""
     for file in a.info.host:
         facts = a.libraries.get(file.path)
@@ -35,7 +35,7 @@ def check_symbols(a: Audited) -> Iterator[Violation]:
             yield from _adapter(file.path, file.abi, asked, a.asked.torch_lists)
         else:
             for symbol in asked:
-                yield Violation("symbol", file.path, "symbols of the C and C++ runtime alone", str(symbol))
+                yield Rejection("symbol", "symbols of the C and C++ runtime alone", str(symbol), file.path)
 
 
 def asked_of_torch(facts: binaries.LibraryFacts) -> list[binaries.Undefined]:
@@ -50,15 +50,15 @@ def _of_the_system(symbol: binaries.Undefined) -> bool:
     return symbol.weak and symbol.name in _RUNTIME
 
 
-def _adapter(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Violation]:
+def _adapter(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Rejection]:
     known = exported_by(abi, lists)
     if known is None:
         wanted = f"a list of what torch {abi.release} exports (python -m tools prove-classic)"
-        yield Violation("symbol", path, wanted, f"no {abi}.txt in {lists.name}")
+        yield Rejection("symbol", wanted, f"no {abi}.txt in {lists.name}", path)
         return
     for symbol in asked:
         if symbol.name not in known and not symbol.weak:
-            yield Violation("symbol", path, f"a symbol that torch {abi.release} exports", str(symbol))
+            yield Rejection("symbol", f"a symbol that torch {abi.release} exports", str(symbol), path)
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from precast._abi.violation import Violation
 from precast._builder.matrix import Matrix
+from precast.core.reasons import Rejection
 
 _RUNNER = re.compile(r"\b(?:ubuntu|debian|windows|macos)-[\w.-]*\w")
 _IMAGE = re.compile(
@@ -39,20 +39,20 @@ class Rule:
     row: str
 
 
-def check_workflows(folder: Path, known: Matrix) -> Iterator[Violation]:
+def check_workflows(folder: Path, known: Matrix) -> Iterator[Rejection]:
     """Check every string of every workflow against every rule."""
     rules = tuple(rules_of(known))
     for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
         try:
             root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            yield Violation("yaml", path.name, "a workflow", " ".join(str(error).split()))
+            yield Rejection("yaml", "a workflow", " ".join(str(error).split()), path.name)
             continue
         for key, line, text in texts(root):
             for rule in rules:
                 for name in rule.pattern.findall(f"{key}: {text}"):
                     if name not in rule.known:
-                        yield Violation(rule.kind, f"{path.name}:{line}", f"one of {rule.row}", name)
+                        yield Rejection(rule.kind, f"one of {rule.row}", name, f"{path.name}:{line}")
 
 
 def rules_of(known: Matrix) -> Iterator[Rule]:

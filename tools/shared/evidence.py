@@ -83,7 +83,7 @@ def read(path: Path, matrix: Matrix) -> Evidence:
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path}: {error}") from error
     if not isinstance(document, dict):
-        raise EvidenceError(f"{path}: wanted an object, found {type(document).__name__}")
+        raise EvidenceError(f"{path}: needed an object, found {type(document).__name__}")
     try:
         evidence = _evidence(path, Table(document, path.name))
     except MatrixError as error:
@@ -139,7 +139,7 @@ def _said(text: str) -> str:
 
 def _commit(text: str) -> str:
     if re.fullmatch(r"[0-9a-f]{40}", text) is None:
-        raise ValueError(f"not a commit: {text!r}; wanted 40 lower-case hexadecimal digits")
+        raise ValueError(f"not a commit: {text!r}; needed 40 lower-case hexadecimal digits")
     return text
 
 
@@ -164,7 +164,7 @@ def _contradictions(evidence: Evidence, matrix: Matrix) -> Iterator[str]:
         if run.host not in (abi, before):
             yield f"{where}: it is bound by {abi}, not {run.host}"
         if run.wheel is not None and run.wheel not in labels:
-            yield f"{where}: no label {run.wheel!r}; wanted null or one of {', '.join(labels)}"
+            yield f"{where}: no label {run.wheel!r}; needed null or one of {', '.join(labels)}"
         if run.device not in DEVICES:
             yield f"{where}: device must be one of {', '.join(DEVICES)}"
         if run.device == "cuda" and (cell.build.cuda is None or run.wheel in (None, "cpu")):

@@ -22,7 +22,7 @@ class PlatformTag:
         match = re.fullmatch(_PLATFORM, text)
         if match is None:
             raise ValueError(
-                f"not a platform tag: {text!r}; wanted one such as 'manylinux_2_28_x86_64' or 'linux_x86_64'"
+                f"not a platform tag: {text!r}; needed one such as 'manylinux_2_28_x86_64' or 'linux_x86_64'"
             )
         major, minor, machine = match.groups()
         return cls(machine, None if major is None else (int(major), int(minor)))

@@ -70,7 +70,7 @@ def with_figures(root: Path, text: str) -> str:
     """
     for mark in (CHARTS, TABLE):
         if text.count(mark) != 1:
-            raise KernelError(f"{BENCHMARKS}: wanted one line {mark.strip()!r}; found {text.count(mark)}")
+            raise KernelError(f"{BENCHMARKS}: needed one line {mark.strip()!r}; found {text.count(mark)}")
     folder = root / "docs" / "benchmarks"
     charts = [path for path in sorted(folder.glob("bars-*.svg"), key=lambda path: path.stem) if path.name not in text]
     shown = [f"![{path.stem.removeprefix('bars-')}](benchmarks/{path.name})" for path in charts]

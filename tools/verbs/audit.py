@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from precast._abi.violation import Violation
 from precast._builder import matrix
+from precast.core.reasons import Rejection
 from precast.errors import KernelError
 from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
 from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _STYLES = {Verdict.PASSED: "green", Verdict.REFUSED: "bold red", Verdict.BLOCKED: "yellow", Verdict.NOT_ASKED: "dim"}
 
 
-def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch: str | None = None) -> list[Violation]:
+def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch: str | None = None) -> list[Rejection]:
     """Every violation of one wheel; raises NotAWheel if the file cannot be read."""
     results = judge_wheel(read_wheel(path), known, Asked(repaired, only_torch=only_torch))
     return [violation for result in results for violation in result.violations]
@@ -36,14 +36,14 @@ def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch
 def show(results: Iterable[Result]) -> None:
     """Print one table of verdicts, with a line for each violation under the guard that refused."""
     table = Table(box=None, pad_edge=False)
-    for column in ("guard", "verdict", "where", "wanted", "found"):
+    for column in ("guard", "verdict", "where", "needed", "found"):
         table.add_column(column, overflow="fold")
     for result in results:
         verdict = Text(result.verdict.value, style=_STYLES[result.verdict])
         table.add_row(result.guard, verdict, Text(result.note, style="dim"))
         for violation in result.violations:
-            cells = (violation.where, violation.wanted, violation.found)
-            table.add_row("", Text(violation.check), *(Text(_cut(cell)) for cell in cells))
+            cells = (violation.candidate, violation.needed, violation.found)
+            table.add_row("", Text(violation.reason), *(Text(_cut(cell)) for cell in cells))
     display.console().print(table)
 
 

@@ -45,7 +45,7 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
     said, cxx11, place, cuda = json.loads(_run([python, "-c", _ASK], Path.cwd()))
     torch = TorchVersion.parse(said)
     if torch.is_prerelease:
-        raise KernelError(f"{python} has torch {torch}; wanted a release")
+        raise KernelError(f"{python} has torch {torch}; needed a release")
     cache = Cache(default_root(settings))
     abi = ANY_TORCH if torch.release >= STABLE_FLOOR else Exact(torch.release, cxx11)
     made = joined(make_host(one, settings, cache) for one in dict.fromkeys((ANY_TORCH, abi)))
@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
         abi, folder, torch = options.symbols
         exact = parse_torch_abi(abi)
         if not isinstance(exact, Exact):
-            raise KernelError(f"{abi} is not the torch of an adapter; wanted one such as torch-2.4-cxx0")
+            raise KernelError(f"{abi} is not the torch of an adapter; needed one such as torch-2.4-cxx0")
         print(hold_against(exact, Path(folder), torch, settings))
         return 0
     return max([_tried(python, settings, record=not options.dry_run) for python in options.python])

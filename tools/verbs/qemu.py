@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> int:
     try:
         wheels = {PlatformTag.parse(read.tag[2].split(".")[0]).machine: read for read in map(read_wheel, options.wheel)}
         if set(wheels) != {"aarch64", "x86_64"}:
-            raise KernelError(f"wanted one wheel for aarch64 and one for x86_64, found {', '.join(wheels)}")
+            raise KernelError(f"needed one wheel for aarch64 and one for x86_64, found {', '.join(wheels)}")
         options.work.mkdir(parents=True, exist_ok=True)
         ran = run(wheels["aarch64"], wheels["x86_64"], options.work.resolve())
         if options.evidence is not None:

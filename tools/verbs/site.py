@@ -63,7 +63,7 @@ def _put_selector(page: Path, index: str) -> None:
     part = selector_part(selector.planned(known, __version__, index))
     text, count = re.subn(r'<div id="install-selector">.*?</div>', lambda _: part, page.read_text(encoding="utf-8"))
     if count != 1:
-        raise KernelError(f"{page.name}: wanted one place for the selector; found {count}")
+        raise KernelError(f"{page.name}: needed one place for the selector; found {count}")
     page.write_text(text, encoding="utf-8")
 
 

@@ -58,7 +58,7 @@ def torch_in(site: Path) -> TorchVersion:
     """The version of the torch in a folder, from its metadata."""
     found = [found.version for found in distributions(name="torch", path=[str(site)])]
     if len(found) != 1:
-        raise SmokeFailed(f"{site}: wanted one torch, found {len(found)}")
+        raise SmokeFailed(f"{site}: needed one torch, found {len(found)}")
     return TorchVersion.parse(found[0])
 
 

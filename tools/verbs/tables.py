@@ -88,7 +88,7 @@ def start(known: Matrix, text: str) -> str:
     table = "\n".join(lines) + "\n"
     found, count = re.subn(r"(?<=<!-- gpu_matrix -->\n)(?:\|.*\n)+", table, text)
     if count != 1:
-        raise KernelError(f"wanted one table after <!-- gpu_matrix -->; found {count}")
+        raise KernelError(f"needed one table after <!-- gpu_matrix -->; found {count}")
     return found
 
 
@@ -145,7 +145,7 @@ def parities(_known: Matrix, text: str) -> str:
     """The tables of what stands in for the older packages, from the file beside the page."""
     head, mark, _ = text.partition(PARITY)
     if not mark:
-        raise KernelError(f"wanted one place with {PARITY!r}; found none")
+        raise KernelError(f"needed one place with {PARITY!r}; found none")
     return f"{head}{mark}\n{parity.page(parity.read(ROOT / parity.FILE))}"
 
 
@@ -262,7 +262,7 @@ def _with_rows(text: str, header: str, rows: Sequence[Sequence[str]]) -> str:
     """A page with new rows below one header."""
     found = re.findall(rf"^{re.escape(header)}\n\|[- |]+\|\n(?:\|.*\n)*", text, re.MULTILINE)
     if len(found) != 1:
-        raise KernelError(f"wanted one table below {header!r}; found {len(found)}")
+        raise KernelError(f"needed one table below {header!r}; found {len(found)}")
     head = found[0].splitlines(keepends=True)[:2]
     return text.replace(found[0], "".join((*head, *(f"| {' | '.join(row)} |\n" for row in rows))))
 
@@ -271,7 +271,7 @@ def _with_words(text: str, pattern: str, words: str) -> str:
     """A page with new words in one place."""
     text, count = re.subn(pattern, words, text)
     if count != 1:
-        raise KernelError(f"wanted one place with {pattern!r}; found {count}")
+        raise KernelError(f"needed one place with {pattern!r}; found {count}")
     return text
 
 

@@ -39,7 +39,7 @@ def _parse_arch_item(item: str) -> tuple[GpuTarget, ...]:
     match = re.fullmatch(_ARCH_ITEM, item, re.IGNORECASE)
     if match is None:
         raise ValueError(
-            f"not a GPU architecture: {item!r}; wanted one such as '9.0', '9.0+PTX', '90', 'sm_90', 'compute_90'"
+            f"not a GPU architecture: {item!r}; needed one such as '9.0', '9.0+PTX', '90', 'sm_90', 'compute_90'"
         )
     prefix, major, minor, suffix, with_ptx = match.groups()
     capability = ComputeCapability(int(major), int(minor))

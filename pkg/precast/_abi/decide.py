@@ -3,7 +3,7 @@
 The loader, the doctor, the release audit and the planner all call :func:`decide`. Nothing here looks at the outside
 world; callers report damaged files through ``bad``. The rules, in this order: what no file and no build can change;
 the library; what binds it to torch; for each GPU its device code; and for each of these pieces prebuilt files first,
-then what can be built. A rejection has the reason alone; :func:`precast._abi.remedy.of` has the command that helps.
+then what can be built. A rejection has the reason alone; :func:`precast._abi.fixes.of` has the command that helps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from precast._abi.decision import (
 from precast._abi.settings import JitMode, Settings
 from precast.core import choose, torch_abi
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
-from precast.core.choose import BINDING, LIBRARY, Asked, Why
+from precast.core.choose import BINDING, LIBRARY, Asked
 from precast.core.host import Gpu, Host, TorchInfo, named_level
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
 from precast.core.reasons import (
@@ -39,13 +39,12 @@ from precast.core.reasons import (
     Pick,
     Reason,
     Rejection,
-    Unopened,
 )
 from precast.core.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, AbiKind, Exact
 from precast.core.value import value
 from precast.core.version import CudaVersion
 
-_NOTHING_BAD: Mapping[str, str | Unopened] = {}
+_NOTHING_BAD: Mapping[str, Rejection] = {}
 
 
 @value(frozen=True)
@@ -56,7 +55,7 @@ class Case:
     info: BuildInfo | None
     settings: Settings
     need: Need
-    bad: Mapping[str, str | Unopened]
+    bad: Mapping[str, Rejection]
 
     @property
     def torch(self) -> TorchInfo:
@@ -71,11 +70,11 @@ def decide(
     build_info: BuildInfo | None,
     settings: Settings,
     need: Need,
-    bad: Mapping[str, str | Unopened] = _NOTHING_BAD,
+    bad: Mapping[str, Rejection] = _NOTHING_BAD,
 ) -> Decision:
     """Decide which files to load and which pieces to build, or why neither is possible.
 
-    ``bad`` maps the name of a prebuilt file or image to its defect, or to the reason why it cannot be opened. A GPU
+    ``bad`` has what is against single prebuilt files and images, by their names. A GPU
     without any device code is listed in ``refused`` as long as another GPU has some. If the builders have not been
     probed and a build could still make a difference, the reason ``builders-unknown`` asks for the probe (see
     :func:`precast._abi.decision.needs_builders`).
@@ -113,7 +112,7 @@ def _only_what_matters(
     """
     missing = [pick.rejections for pick in (library, binding) if pick.chosen is None]
     hopeless = [rejections for rejections in missing if not any(map(asks_for_builders, rejections))]
-    found: dict[tuple[str, Reason, str], Rejection] = {}
+    found: dict[tuple[str, str, str], Rejection] = {}
     for why in (*(why for rejections in hopeless or missing for why in rejections), *unserved):
         if hopeless and asks_for_builders(why):
             continue
@@ -134,48 +133,48 @@ def _notes(served: tuple[Pick[object], ...], settings: Settings) -> tuple[str, .
 
 def _hopeless(host: Host, settings: Settings, need: Need) -> Iterator[Rejection]:
     if host.system != "Linux":
-        yield Rejection("host", EVERYTHING, Reason.SYSTEM, "Linux", host.system)
+        yield Rejection(Reason.SYSTEM, "Linux", host.system, EVERYTHING, "host")
         return
     if settings.jit is JitMode.NONE:
         wanted = "PRECAST_JIT to be auto, aot or jit"
-        yield Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=none")
+        yield Rejection(Reason.JIT_OFF, wanted, "PRECAST_JIT=none", EVERYTHING, "host")
     torch = host.torch
     if torch is None:
         found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else NO_TORCH
-        yield Rejection("host", EVERYTHING, Reason.TORCH_MISSING, "an importable torch 2.4.1 or newer", found)
+        yield Rejection(Reason.TORCH_MISSING, "an importable torch 2.4.1 or newer", found, EVERYTHING, "host")
         return
     if need.device == "cuda":
         why = tuple(_hopeless_cuda(host, torch, settings))
-        yield from (Rejection("cuda", EVERYTHING, *one) for one in why)
+        yield from (one.at("cuda", EVERYTHING) for one in why)
         if why:
             return
     elif need.device == "xpu":
         wanted = "an NVIDIA GPU, or the CPU" if torch.xpu else "an XPU build of torch"
         found = f"torch {torch.version}, {'XPU ' + torch.xpu if torch.xpu else 'not a build for XPU'}"
-        yield Rejection("xpu", EVERYTHING, Reason.XPU, wanted, found)
+        yield Rejection(Reason.XPU, wanted, found, EVERYTHING, "xpu")
         return
     if settings.cpu_level is not None and host.cpu_levels is not None:
         try:
             named_level(host.cpu_levels, settings.cpu_level)
         except ValueError as error:
             wanted = "a level of this machine, or none to be given the best"
-            yield Rejection("host", EVERYTHING, Reason.CPU_LEVEL, wanted, str(error))
+            yield Rejection(Reason.CPU_LEVEL, wanted, str(error), EVERYTHING, "host")
 
 
-def _hopeless_cuda(host: Host, torch: TorchInfo, settings: Settings) -> Iterator[Why]:
+def _hopeless_cuda(host: Host, torch: TorchInfo, settings: Settings) -> Iterator[Rejection]:
     """Checks ROCm first, because ROCm builds of torch also call their device type CUDA."""
     if torch.hip is not None:
-        yield Reason.HIP, "a CUDA build of torch", f"torch {torch.version}, a ROCm build (HIP {torch.hip})"
+        yield Rejection(Reason.HIP, "a CUDA build of torch", f"torch {torch.version}, a ROCm build (HIP {torch.hip})")
         return
     if host.driver is None:  # a different torch would not help
-        yield Reason.DRIVER, "an NVIDIA driver (libcuda.so.1)", "none"
+        yield Rejection(Reason.DRIVER, "an NVIDIA driver (libcuda.so.1)", "none")
         return
     if torch.cuda is None:
-        yield Reason.TORCH_CPU, "a CUDA build of torch", f"torch {torch.version}, a CPU build"
+        yield Rejection(Reason.TORCH_CPU, "a CUDA build of torch", f"torch {torch.version}, a CPU build")
     if not host.gpus:
         hidden = settings.visible_devices is not None
         found = f"none, with CUDA_VISIBLE_DEVICES={settings.visible_devices!r}" if hidden else "none"
-        yield Reason.NO_GPU, "a visible NVIDIA GPU", found
+        yield Rejection(Reason.NO_GPU, "a visible NVIDIA GPU", found)
 
 
 # ---- the library, and what binds it to torch ----
@@ -187,7 +186,7 @@ def choose_library(case: Case) -> Pick[HostFile | BuildHost]:
     if pick.chosen is not None:
         unread = f"the level of libstdc++ could not be read; {pick.chosen.path} needs GLIBCXX_{pick.chosen.glibcxx}"
         return Pick(pick.chosen, pick.rejections, (unread,) if case.host.glibcxx is None else ())
-    refusals = tuple(Rejection(LIBRARY, JIT_CANDIDATE, *why) for why in _no_compile(case))
+    refusals = tuple(why.at(LIBRARY, JIT_CANDIDATE) for why in _no_compile(case))
     return Pick(None if refusals else BuildHost(), (*pick.rejections, *refusals))
 
 
@@ -201,12 +200,12 @@ def choose_binding(case: Case) -> Pick[Binding]:
         if OWN_FUNCTIONS not in case.bad:
             return Pick(OwnFunctions(prove=case.torch.version.pre is not None), ())
         wanted = f"the functions of torch {STABLE_FLOOR}"
-        found = str(case.bad[OWN_FUNCTIONS])
-        rejections = (Rejection(BINDING, OWN_FUNCTIONS, Reason.TORCH_ABI, wanted, found),)
+        found = case.bad[OWN_FUNCTIONS].found
+        rejections = (Rejection(Reason.TORCH_ABI, wanted, found, OWN_FUNCTIONS, BINDING),)
     prebuilt = _best_host_file(case, HostKind.ADAPTER)
     if prebuilt.chosen is not None:
         return Pick(prebuilt.chosen, prebuilt.rejections)
-    refusals = tuple(Rejection(BINDING, JIT_CANDIDATE, *why) for why in _no_adapter(case))
+    refusals = tuple(why.at(BINDING, JIT_CANDIDATE) for why in _no_adapter(case))
     torch = case.torch
     built = None if refusals else BuildAdapter(Exact(torch.version.release, torch.cxx11, torch.version.git))
     return Pick(built, (*rejections, *prebuilt.rejections, *refusals))
@@ -217,24 +216,24 @@ def _best_host_file(case: Case, kind: HostKind) -> Pick[HostFile]:
     piece = LIBRARY if kind is HostKind.LIBRARY else BINDING
     unused = _nothing_prebuilt(case)
     if unused is not None or case.info is None:
-        return Pick(None, (Rejection(piece, PREBUILT_CANDIDATE, *unused),) if unused is not None else ())
+        return Pick(None, (unused.at(piece, PREBUILT_CANDIDATE),) if unused is not None else ())
     asked = Asked(case.host, case.info, case.need.family, case.bad, case.settings.debug)
     return choose.library(asked) if kind is HostKind.LIBRARY else choose.best(asked, kind, piece)
 
 
-def _nothing_prebuilt(case: Case) -> Why | None:
+def _nothing_prebuilt(case: Case) -> Rejection | None:
     """Why none of the prebuilt files is used; None if each must be judged."""
     info, stale = case.info, case.host.stale
     if case.settings.jit is JitMode.JIT:
-        return Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit"
+        return Rejection(Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit")
     if info is None or info.mode is BuildMode.PURE:
-        return Reason.NO_PREBUILT, "prebuilt files", FROM_SOURCE
+        return Rejection(Reason.NO_PREBUILT, "prebuilt files", FROM_SOURCE)
     if stale is not None:
-        return Reason.STALE, stale.wanted, stale.found
+        return stale
     return None
 
 
-def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why]:
+def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Rejection]:
     """Every reason why C++ cannot be compiled here; an adapter asks for more than a library.
 
     Under ``aot`` the builders are not probed until an error needs a fix. From then on a missing builder counts: the fix
@@ -242,36 +241,36 @@ def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why
     """
     builders, only_aot = case.host.builders, case.settings.jit is JitMode.AOT
     if only_aot:
-        yield Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"
+        yield Rejection(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot")
     if builders is None:
         if not only_aot:
-            yield Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "not searched yet"
+            yield Rejection(Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "not searched yet")
         return
     compiler = builders.compiler
     if compiler is None:
-        yield Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", builders.search("compiler")
+        yield Rejection(Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", builders.search("compiler"))
     elif adapter_to is not None and compiler.kind != "g++":
         # An adapter runs its loops on the threads of torch's OpenMP, and only g++ links that one.
         found = f"{compiler.kind} {compiler.version} ({compiler.path})"
-        yield Reason.NO_COMPILER, f"g++, for torch {adapter_to.version}", found
+        yield Rejection(Reason.NO_COMPILER, f"g++, for torch {adapter_to.version}", found)
     if builders.ninja is None:
-        yield Reason.NO_NINJA, "ninja", builders.search("ninja")
+        yield Rejection(Reason.NO_NINJA, "ninja", builders.search("ninja"))
 
 
-def _no_adapter(case: Case) -> Iterator[Why]:
+def _no_adapter(case: Case) -> Iterator[Rejection]:
     """Every reason why no adapter to this torch, bound to its commit, can be built."""
     torch, impossible = case.torch, None
     if torch.version.release < CLASSIC_FLOOR:
         wanted = f"torch {CLASSIC_FLOOR} or newer to build an adapter to"
-        impossible = Reason.CLASSIC_JIT, wanted, f"torch {torch.version}"
+        impossible = Rejection(Reason.CLASSIC_JIT, wanted, f"torch {torch.version}")
     elif not torch_abi.is_git_version(torch.version.git):
         wanted = f"a torch {STABLE_FLOOR} or newer with all of its functions, or the commit of this one"
         found = f"torch {torch.version}, whose git version is {torch.version.git or 'not known'}"
-        impossible = Reason.TORCH_ABI, wanted, found
+        impossible = Rejection(Reason.TORCH_ABI, wanted, found)
     if impossible is None:
         yield from _no_compile(case, torch)
         return
-    yield from (why for why in _no_compile(case, torch) if why[0] is Reason.AOT_ONLY)
+    yield from (why for why in _no_compile(case, torch) if why.reason is Reason.AOT_ONLY)
     yield impossible
 
 
@@ -282,47 +281,47 @@ def choose_image(case: Case, gpu: Gpu) -> Pick[DeviceFile | BuildImage]:
     """The best device code for one GPU. The caller has checked that there is a driver."""
     piece = f"cuda:{gpu.index}"
     if gpu.capability < MINIMUM_CAPABILITY:
-        why = (Reason.ARCH, f"compute capability {MINIMUM_CAPABILITY} or newer", _gpu(gpu))
-        return Pick(None, (Rejection(piece, PREBUILT_CANDIDATE, *why),))
+        why = Rejection(Reason.ARCH, f"compute capability {MINIMUM_CAPABILITY} or newer", _gpu(gpu))
+        return Pick(None, (why.at(piece, PREBUILT_CANDIDATE),))
     rejections: list[Rejection] = []
     best: DeviceFile | None = None
     unused = _nothing_prebuilt(case)
     files = [file for file in case.info.device if file.family == case.need.family] if case.info is not None else []
     if unused is None and not files:
-        unused = (Reason.FAMILY, f"device code of {case.need.family}", "none in this wheel")
+        unused = Rejection(Reason.FAMILY, f"device code of {case.need.family}", "none in this wheel")
     if unused is not None:
         files = []
-        rejections.append(Rejection(piece, PREBUILT_CANDIDATE, *unused))
+        rejections.append(unused.at(piece, PREBUILT_CANDIDATE))
     for file in files:
         unmet = next(_unmet_by_image(file, gpu, case), None)
         if unmet is not None:
-            rejections.append(Rejection(piece, file.name, *unmet))
+            rejections.append(unmet.at(piece, file.name))
         elif best is None or _image_rank(file.target, gpu.capability) > _image_rank(best.target, gpu.capability):
             best = file
     if best is not None:
         return Pick(best, tuple(rejections), _ptx_note(best.target, best.name, piece))
     target, refusals = _buildable(case, gpu)
-    rejections += [Rejection(piece, JIT_CANDIDATE, *why) for why in refusals]
+    rejections += [why.at(piece, JIT_CANDIDATE) for why in refusals]
     if target is None:
         return Pick(None, tuple(rejections))
     return Pick(BuildImage(target), tuple(rejections), _ptx_note(target, f"what is built for {target}", piece))
 
 
-def _unmet_by_image(file: DeviceFile, gpu: Gpu, case: Case) -> Iterator[Why]:
+def _unmet_by_image(file: DeviceFile, gpu: Gpu, case: Case) -> Iterator[Rejection]:
     """The requirements of device code that this GPU and its driver do not meet."""
     host = case.host
     if file.name in case.bad:
-        yield Reason.DAMAGED, "the file that was built", str(case.bad[file.name])
+        yield case.bad[file.name]
     if not file.target.runs_on(gpu.capability):
         from precast._abi import served  # a GPU that a file is not for is no part of a call that is served
 
         about = "" if case.info is None else served.served_range(gpu.capability, case.info.label)
-        yield Reason.ARCH, file.target.serves, _gpu(gpu) + about
+        yield Rejection(Reason.ARCH, file.target.serves, _gpu(gpu) + about)
     if host.driver is None or host.driver < file.min_driver:
-        yield Reason.DRIVER, _driver(file.min_driver), f"a driver for CUDA {host.driver}"
+        yield Rejection(Reason.DRIVER, _driver(file.min_driver), f"a driver for CUDA {host.driver}")
     if host.lzma_error is not None:
         wanted = "a Python that was compiled with liblzma-dev, to unpack it"
-        yield Reason.NO_LZMA, wanted, f"Python {host.python} without: {host.lzma_error}"
+        yield Rejection(Reason.NO_LZMA, wanted, f"Python {host.python} without: {host.lzma_error}")
 
 
 def _image_rank(target: GpuTarget, gpu: ComputeCapability) -> tuple[bool, bool, ComputeCapability, int]:
@@ -331,31 +330,31 @@ def _image_rank(target: GpuTarget, gpu: ComputeCapability) -> tuple[bool, bool, 
     return sass, sass and target.capability == gpu, target.capability, ("", "f", "a").index(target.suffix)
 
 
-def _buildable(case: Case, gpu: Gpu) -> tuple[GpuTarget | None, list[Why]]:
+def _buildable(case: Case, gpu: Gpu) -> tuple[GpuTarget | None, list[Rejection]]:
     """The target for NVRTC, with the better ones that were rejected; or None and every reason.
 
     As for the host library, missing builders count under ``aot`` too, once they have been probed.
     """
-    host, refusals = case.host, list[Why]()
+    host, refusals = case.host, list[Rejection]()
     if case.settings.jit is JitMode.AOT:
-        refusals.append((Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"))
+        refusals.append(Rejection(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"))
     if host.builders is None:
-        return None, refusals or [(Reason.BUILDERS_UNKNOWN, "NVRTC", "not searched yet")]
+        return None, refusals or [Rejection(Reason.BUILDERS_UNKNOWN, "NVRTC", "not searched yet")]
     nvrtc = host.builders.nvrtc
     if nvrtc is None:
-        return None, [*refusals, (Reason.NO_NVRTC, "NVRTC", host.builders.search("nvrtc"))]
+        return None, [*refusals, Rejection(Reason.NO_NVRTC, "NVRTC", host.builders.search("nvrtc"))]
     targets = nvrtc.targets_for(gpu.capability)
     if not targets:
         oldest = f" (oldest {min(nvrtc.targets)})" if nvrtc.targets else ""
         found = f"NVRTC {nvrtc.version}{oldest}; {_gpu(gpu)}"
-        return None, [*refusals, (Reason.NVRTC_ARCH, f"an NVRTC that compiles for {gpu.capability}", found)]
-    passed_over: list[Why] = []
+        return None, [*refusals, Rejection(Reason.NVRTC_ARCH, f"an NVRTC that compiles for {gpu.capability}", found)]
+    passed_over: list[Rejection] = []
     for target in targets:
         needed = min_driver(target, CudaVersion.parse(nvrtc.version))
         if host.driver is not None and host.driver >= needed:
             return (None, refusals) if refusals else (target, passed_over)
         wanted = f"{_driver(needed)} for {target} by NVRTC {nvrtc.version}"
-        passed_over.append((Reason.DRIVER, wanted, f"a driver for CUDA {host.driver}"))
+        passed_over.append(Rejection(Reason.DRIVER, wanted, f"a driver for CUDA {host.driver}"))
     return None, [*refusals, *passed_over]
 
 

@@ -185,7 +185,7 @@ class Settings:
             try:
                 found.setdefault(variable.field, variable.read(text))
             except ValueError as error:
-                raise ValueError(f"{variable.name}={text!r} is not accepted; wanted {error}") from None
+                raise ValueError(f"{variable.name}={text!r} is not accepted; needed {error}") from None
         return cls(**found)
 
     def targets(self) -> tuple[GpuTarget, ...]:

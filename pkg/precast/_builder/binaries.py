@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._abi.settings import Settings
 from precast._builder import catalogue, device, flags, host, installer, nvrtc, packing, provenance, sources, toolchain
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
@@ -142,7 +142,7 @@ def host_tools(settings: Settings, what: str = "the host library") -> tuple[Comp
 
 def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str) -> str:
     steps = [] if compiler else [installer.compiler_command().replace("g++", package) or f"install {package}"]
-    return remedy.both([*steps, *([] if ninja else [f"{pip.install_command()} ninja"])])
+    return fixes.both([*steps, *([] if ninja else [f"{pip.install_command()} ninja"])])
 
 
 def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] | None = None) -> Nvrtc:

@@ -65,7 +65,7 @@ class Difference:
     """One input in which two builds differ; None on a side that lacks the input."""
 
     field: str
-    wanted: str | None
+    needed: str | None
     found: str | None
 
 

@@ -139,7 +139,7 @@ def _is_payload(name: str) -> bool:
 
 def _seconds(value: object, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
-        raise read.ManifestError(f"{where}: wanted seconds, found {value!r}")
+        raise read.ManifestError(f"{where}: needed seconds, found {value!r}")
     return float(value)
 
 

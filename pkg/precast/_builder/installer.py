@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._abi.settings import Settings
 from precast.core import pip
 from precast.core.host import Installer
@@ -40,7 +40,7 @@ def find() -> Installer:
 
 def restore_command() -> str:
     """The command that reinstalls this precast from its origin; empty if the origin is unknown."""
-    return remedy.restore(find(), Settings.from_env(os.environ, at_run=True).index_url)
+    return fixes.restore(find(), Settings.from_env(os.environ, at_run=True).index_url)
 
 
 def compiler_command() -> str:

@@ -218,7 +218,7 @@ def _machine(name: str, table: Table) -> Machine:
     table.finish()
     digest = machine.image.partition("@sha256:")[2]
     if len(digest) != 64 or not machine.image.partition("@")[0].endswith(f"_{name}"):
-        raise MatrixError(f"{table.where}.image: wanted an image for {name} by its sha256, found {machine.image}")
+        raise MatrixError(f"{table.where}.image: needed an image for {name} by its sha256, found {machine.image}")
     return machine
 
 
@@ -287,6 +287,6 @@ def _event(name: str, table: Table, specs: tuple[LabelSpec, ...]) -> EventSpec:
         raise MatrixError(f"{table.where}.labels: no such label: {', '.join(unknown)}")
     if event.tests not in ("torch", "torch, python", "torch, label"):
         raise MatrixError(
-            f"{table.where}.tests: wanted 'torch', 'torch, python' or 'torch, label', found {event.tests!r}"
+            f"{table.where}.tests: needed 'torch', 'torch, python' or 'torch, label', found {event.tests!r}"
         )
     return event

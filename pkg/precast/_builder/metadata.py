@@ -46,7 +46,7 @@ def _addresses(root: Path) -> dict[str, str]:
     tool.finish()
     for name, address in addresses.items():
         if address and not re.fullmatch(r"https://[^\s/]+/\S*[^\s/]", address):
-            raise MatrixError(f"tool.precast.{name}: wanted https://host/owner/name or nothing; found {address!r}")
+            raise MatrixError(f"tool.precast.{name}: needed https://host/owner/name or nothing; found {address!r}")
     return addresses
 
 

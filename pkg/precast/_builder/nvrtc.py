@@ -154,7 +154,7 @@ def find_nvrtc(
             if isinstance(found, str):
                 looked_at.append(f"nvrtc: {via} ({library}): {found}")
             elif exact_version is not None and found.version != exact_version:
-                looked_at.append(f"nvrtc: {via} ({library}): version {found.version}, wanted {exact_version}")
+                looked_at.append(f"nvrtc: {via} ({library}): version {found.version}, needed {exact_version}")
             else:
                 looked_at.append(f"nvrtc: {via} ({library}): version {found.version}")
                 return found, tuple(looked_at)

@@ -46,7 +46,7 @@ class Table:
             raise MatrixError(f"{self.where}: {key} is missing")
         value = self.values.pop(key)
         if type(value) is not kind:  # exact, so that a bool is not an int
-            raise MatrixError(f"{self.where}.{key}: wanted {kind.__name__}, found {value!r}")
+            raise MatrixError(f"{self.where}.{key}: needed {kind.__name__}, found {value!r}")
         return value
 
     def maybe(self, key: str, kind: type[T]) -> T | None:
@@ -61,14 +61,14 @@ class Table:
         """A list of tables, each identified by its value of ``name``."""
         found = self.take(key, list)
         if not all(isinstance(values, dict) for values in found):
-            raise MatrixError(f"{self.where}.{key}: wanted a list of tables, found {found!r}")
+            raise MatrixError(f"{self.where}.{key}: needed a list of tables, found {found!r}")
         return tuple(Table(values, f"{self.where}.{key}[{values.get(name)}]") for values in found)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts."""
         values = self.take(key, list)
         if not all(isinstance(value, str) for value in values):
-            raise MatrixError(f"{self.where}.{key}: wanted a list of texts, found {values!r}")
+            raise MatrixError(f"{self.where}.{key}: needed a list of texts, found {values!r}")
         return tuple(values)
 
     def parsed(self, key: str, parser: Callable[[str], T]) -> T:

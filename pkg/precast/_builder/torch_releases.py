@@ -47,7 +47,7 @@ def read_releases(torch: Table, pythons: tuple[Release, ...], machines: tuple[st
     minors = [release.release for release in found]
     for before, after in itertools.pairwise(minors):
         if before >= after:
-            raise MatrixError(f"{torch.where}.releases: {after} after {before}: wanted each minor once, oldest first")
+            raise MatrixError(f"{torch.where}.releases: {after} after {before}: needed each minor once, oldest first")
     return found
 
 
@@ -63,7 +63,7 @@ def _release(table: Table, pythons: tuple[Release, ...], machines: tuple[str, ..
     pypi.finish()
     table.finish()
     if release.cxx_standard not in _CXX_STANDARDS:
-        raise MatrixError(f"{table.where}.cxx_standard: wanted one of {_CXX_STANDARDS}, found {release.cxx_standard}")
+        raise MatrixError(f"{table.where}.cxx_standard: needed one of {_CXX_STANDARDS}, found {release.cxx_standard}")
     for machine in machines:
         if release.pypi[machine] not in {build.name for build in release.builds[machine]}:
             raise MatrixError(f"{table.where}.pypi: {machine} has no build {release.pypi[machine]}")
@@ -96,5 +96,5 @@ def _pythons(table: Table, known: tuple[Release, ...], machines: tuple[str, ...]
 def _range(table: Table, key: str, known: tuple[Release, ...]) -> tuple[Release, ...]:
     ends = table.all_parsed(key, Release.parse)
     if len(ends) != 2 or ends[0] > ends[1]:
-        raise MatrixError(f"{table.where}.{key}: wanted the first and the last, found {list(map(str, ends))}")
+        raise MatrixError(f"{table.where}.{key}: needed the first and the last, found {list(map(str, ends))}")
     return tuple(python for python in known if ends[0] <= python <= ends[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from precast.core.capability import ComputeCapability
+from precast.core.reasons import Rejection
 from precast.core.value import value
 from precast.core.version import CudaVersion, Release, TorchVersion
 
@@ -32,8 +33,13 @@ class Verdict:
     """
 
     answer: str
-    why: tuple[str, ...] = ()
+    why: tuple[Rejection, ...] = ()
     by: tuple[str, ...] = ()
+
+
+def against(answer: str, reason: str, needed: str, found: str) -> Verdict:
+    """An answer with the one reason for it."""
+    return Verdict(answer, (Rejection(reason, needed, found),))
 
 
 ORDER = ("no", "unknown", "yes")
@@ -47,7 +53,7 @@ def driver_version(text: str) -> CudaVersion:
         known = [cuda for first, cuda in _BRANCHES.items() if int(branch) >= first]
         if known:
             return CudaVersion(*known[-1])
-        raise ValueError(f"driver {text} is older than CUDA 12; wanted {min(_BRANCHES)} or newer")
+        raise ValueError(f"driver {text} is older than CUDA 12; needed {min(_BRANCHES)} or newer")
     return CudaVersion.parse(text)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from precast._abi.violation import Violation
 from precast._builder import alternatives, torch_names, verdicts, xray_problems, xray_verdict
 from precast._builder import xray as reading
 from precast._builder.cpu_code import CpuUse
 from precast._builder.verdicts import Machine, Verdict
 from precast._builder.xray import Contents, Library
 from precast.core.capability import ComputeCapability, DeviceCode
+from precast.core.reasons import Rejection
 from precast.core.value import value
 from precast.core.version import Release, TorchVersion
 
@@ -96,7 +96,7 @@ class Xray:
 
     file: str
     answer: str | None
-    why: tuple[str, ...]
+    why: tuple[Rejection, ...]
     works_by: tuple[str, ...]
     stated_torch: str | None
     core: str | None
@@ -104,8 +104,8 @@ class Xray:
     images: tuple[str, ...]
     alternatives: tuple[Alternatives, ...]
     libraries: tuple[XrayLibrary, ...]
-    problems: tuple[Violation, ...]
-    warnings: tuple[Violation, ...]
+    problems: tuple[Rejection, ...]
+    warnings: tuple[Rejection, ...]
 
 
 def xray(
@@ -139,7 +139,7 @@ def xray(
     Example::
 
         found = precast.xray("ops-1.0-cp312-cp312-linux_x86_64.whl", torch="2.13.0+cu130", gpu="9.0")
-        print(found.answer, found.why)
+        print(found.answer, *found.why)
     """
     given = {"torch": torch, "gpu": gpu, "driver": driver, "python": python, "glibc": glibc}
     machine = Machine(**{part: _parsed(part, text) for part, text in given.items() if text is not None})
@@ -149,7 +149,7 @@ def xray(
 def _parsed(part: str, text: object) -> Any:
     parse, example = PARTS[part]
     if not isinstance(text, str):
-        raise TypeError(f"{part} is no text: {text!r}; wanted {example}")
+        raise TypeError(f"{part} is no text: {text!r}; needed {example}")
     try:
         return parse(text)
     except ValueError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from precast._builder import torch_names
-from precast._builder.verdicts import Verdict
+from precast._builder.verdicts import Verdict, against
 from precast._builder.xray import Contents, Library
+from precast.core.reasons import Reason
 from precast.core.version import Release, TorchVersion
 
 
@@ -16,37 +17,42 @@ def judge(contents: Contents, library: Library, torch: TorchVersion | None) -> V
     if missing.get(torch.release):
         names = missing[torch.release]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return Verdict("no", (f"torch-abi: torch {torch.release} does not have {names[0]}{more}",))
+        return against("no", Reason.TORCH_ABI, f"{names[0]}{more}", f"torch {torch.release}, which does not have it")
     other = _other_build(library, torch)
     if other is not None:
         return other
     if library.bound.torch_cuda and torch.local == "cpu":
-        return Verdict("no", (f"cuda-runtime: needs torch's CUDA libraries; found torch {torch}",))
+        return against("no", Reason.CUDA_RUNTIME, "torch's CUDA libraries", f"torch {torch}")
     if not library.bound.classic:
         return None
     if library.cxx11 not in (None, has_cxx11(torch, library.info.machine)):
-        return Verdict("no", (f"torch-abi: needs cxx11 ABI {int(bool(library.cxx11))}; torch {torch} has the other",))
+        return against("no", Reason.TORCH_ABI, f"cxx11 ABI {int(bool(library.cxx11))}", f"the other, of torch {torch}")
     stated, said = (library.stated, "its path says") if library.stated else (contents.stated, "its metadata say")
     if stated is None:
         return _unstated(library, torch)
     if stated == torch.release:
         return None
-    return Verdict("no", (f"torch-abi: needs torch {stated}, as {said}; found torch {torch}",))
+    return against("no", Reason.TORCH_ABI, f"torch {stated}, as {said}", f"torch {torch}")
 
 
 def _unstated(library: Library, torch: TorchVersion) -> Verdict | None:
     """What the names of classic C++ say, where nothing says which torch built it."""
     missing = library.missing()
     if torch.release not in missing:
-        return Verdict("unknown", (f"nothing says which torch built it, and the names of torch {torch} are not known",))
+        return against(
+            "unknown",
+            Reason.TORCH_ABI,
+            "the torch that built it, which nothing says",
+            f"torch {torch}, whose names are not known",
+        )
     fitting = [str(release) for release, names in missing.items() if not names]
     if len(fitting) > 1:
-        several = f"one of torch {', '.join(fitting)} built it, and only that one is safe: its C++ has no stable ABI"
-        return Verdict("unknown", (several,))
+        several = f"the one that built it, of torch {', '.join(fitting)}: its C++ has no stable ABI"
+        return against("unknown", Reason.TORCH_ABI, several, f"torch {torch}")
     unrecorded = [name for name in library.bound.classic if not torch_names.is_recorded(name)]
     unrecorded = [name for name in unrecorded if name not in library.provided]
     if unrecorded:
-        return Verdict("unknown", (f"needs {unrecorded[0]}, and it is not known which torch has it",))
+        return against("unknown", Reason.TORCH_ABI, unrecorded[0], "no torch that is known to have it")
     return None
 
 
@@ -56,8 +62,13 @@ def _other_build(library: Library, torch: TorchVersion) -> Verdict | None:
         if {f"libtorch_{kind}.so", f"libc10_{kind}.so"}.isdisjoint(library.info.needed):
             continue
         if (torch.local or "").startswith(local):
-            return Verdict("unknown", (f"needs names of torch's libraries for {local}, which are not known",))
-        return Verdict("no", (f"needs torch's libraries for {local}; found torch {torch}",))
+            return against(
+                "unknown",
+                Reason.TORCH_ABI,
+                f"torch's libraries for {local}",
+                f"torch {torch}, whose names are not known",
+            )
+        return against("no", Reason.TORCH_ABI, f"torch's libraries for {local}", f"torch {torch}")
     return None
 
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 from precast._abi.decide import Case, choose_image
 from precast._abi.settings import JitMode, Settings
 from precast._builder import alternatives, dlopen, torch_names, xray_torch
-from precast._builder.verdicts import ORDER, YES, Machine, Verdict, worst
+from precast._builder.verdicts import ORDER, YES, Machine, Verdict, against, worst
 from precast._builder.xray import Contents, Library
 from precast.core import choose
 from precast.core.host import Gpu, Host, TorchInfo
 from precast.core.manifest import BuildInfo, BuildMode, HostFile, HostKind
-from precast.core.reasons import JIT_CANDIDATE, Need, Rejection
+from precast.core.reasons import JIT_CANDIDATE, Need, Reason, Rejection
 from precast.core.torch_abi import Exact, Stable
 from precast.core.version import CudaVersion, Label, Release, TorchVersion
 
@@ -86,9 +86,9 @@ def judge(contents: Contents, library: Library, machine: Machine) -> Verdict:
                 left.append(there[name])
                 seen[left[-1].path] = _judge(contents, left[-1], machine)
             elif name not in there and not PROVIDED.fullmatch(name):
-                seen[name] = Verdict("unknown", (f"needs {name}, which is not in the wheel and not torch's",))
+                seen[name] = against("unknown", "linked", name, "neither in the wheel nor among torch's libraries")
     own, *others = seen.items()
-    linked = (Verdict(one.answer, tuple(f"{where}: {why}" for why in one.why)) for where, one in others)
+    linked = (Verdict(one.answer, tuple(why.at("", where) for why in one.why)) for where, one in others)
     return worst((own[1], *linked))
 
 
@@ -122,8 +122,8 @@ def _names(library: Library, machine: Machine) -> Verdict:
     names = library.info.anywhere & {*library.bound.names_of_python} - library.provided
     lacking = sorted(one for one in names if not one.startswith("THP") and not hasattr(ctypes.pythonapi, one))
     answer = "no" if machine.python == here else "unknown"
-    why = f"needs {', '.join(lacking[:1])}, which Python {platform.python_version()} does not have"
-    return Verdict(answer, (why,)) if lacking else YES
+    found = f"Python {platform.python_version()}, which does not have it"
+    return against(answer, Reason.PYTHON, lacking[0], found) if lacking else YES
 
 
 def _runtime(library: Library, machine: Machine) -> Verdict:
@@ -134,7 +134,9 @@ def _runtime(library: Library, machine: Machine) -> Verdict:
     found = _cuda(torch)
     if found is not None and found.major == wanted:
         return YES
-    return Verdict("unknown", (f"needs libcudart.so.{wanted}, and torch {torch} brings another or none",))
+    return against(
+        "unknown", Reason.CUDA_RUNTIME, f"libcudart.so.{wanted}", f"torch {torch}, which brings another or none"
+    )
 
 
 def _cuda(torch: TorchVersion) -> CudaVersion | None:
@@ -147,27 +149,28 @@ def _loader(contents: Contents, library: Library, machine: Machine) -> Iterator[
     """What the dynamic loader says before it looks for a symbol, and what could not be read."""
     opening, there = library.opening, _there(contents, library)
     if opening.refused:
-        yield Verdict("no", (f"the dynamic loader refuses it: {opening.refused}",))
+        yield against("no", "loader", "a library that the dynamic loader opens", opening.refused)
     if opening.unsure:
-        yield Verdict("unknown", (opening.unsure,))
+        yield against("unknown", "loader", "a library that the dynamic loader opens", opening.unsure)
     if library.error:
-        yield Verdict("unknown", (f"its code cannot be read: {library.error}",))
+        yield against("unknown", "code", "code that can be read", library.error)
     if opening.executable_stack and (machine.glibc is None or machine.glibc >= dlopen.STRICT_STACK):
         answer = "unknown" if machine.glibc is None else "no"
-        yield Verdict(answer, (f"it wants an executable stack, which glibc {dlopen.STRICT_STACK} and newer refuse",))
+        found = "another, or not known" if machine.glibc is None else f"glibc {machine.glibc}"
+        yield against(answer, Reason.GLIBC, f"glibc older than {dlopen.STRICT_STACK}, for its executable stack", found)
     for file, version in library.info.versions:
         if file not in library.info.needed:
-            yield Verdict("unknown", (f"needs version {version} of {file}, which it does not link",))
+            yield against("unknown", "linked", f"version {version} of {file}", "no link to that")
         elif file in there:
             if there[file].info.offered and version not in there[file].info.offered:
-                yield Verdict("no", (f"needs version {version} of {there[file].path}, which does not have it",))
+                yield against("no", "linked", f"version {version} of {there[file].path}", "a library without it")
         elif PROVIDED.fullmatch(file) and not dlopen.known(file, version):
-            yield Verdict("unknown", (f"needs version {version} of {file}, which is not known to have it",))
+            yield against("unknown", "linked", f"version {version} of {file}", "one that is not known to have it")
 
     elsewhere = [file for file in library.info.needed if file not in there]
     for name in sorted(library.info.anywhere - library.provided - {*library.bound.classic, *library.bound.python}):
         if not torch_names.SHIM.fullmatch(name) and not any(dlopen.offers(file, name) for file in elsewhere):
-            yield Verdict("unknown", (f"needs {name}, and nothing that it links is known to have it",))
+            yield against("unknown", "linked", name, "nothing that it links is known to have it")
             break
 
 
@@ -185,7 +188,7 @@ def _process(library: Library, machine: Machine) -> Verdict:
     if file is not None and (file.links or file.kind is HostKind.LINKED):  # each by itself; judge() follows the links
         file = replace(file, links=(), kind=HostKind.LIBRARY, families=file.families or ("linked",))
     if file is None:
-        return Verdict("no", ("it needs functions of torch's stable interface that no known torch has",))
+        return against("no", Reason.TORCH_ABI, "functions of torch's stable interface", "no known torch that has them")
     if machine.torch is None and isinstance(file.abi, Stable):
         torch = TorchVersion.parse(f"{file.abi.floor}.0")
     elif machine.torch is None and isinstance(file.abi, Exact):
@@ -195,11 +198,7 @@ def _process(library: Library, machine: Machine) -> Verdict:
 
 
 def _rejected(rejections: Iterable[Rejection]) -> Verdict:
-    why = tuple(
-        f"{one.reason.value}: needs {one.wanted}; found {one.found}"
-        for one in rejections
-        if one.candidate != JIT_CANDIDATE
-    )
+    why = tuple(one.at("", "") for one in rejections if one.candidate != JIT_CANDIDATE)
     return Verdict("no", why) if why else YES
 
 
@@ -209,7 +208,7 @@ def device(info: BuildInfo, family: str, machine: Machine) -> Verdict:
     driver = machine.driver or max((image.min_driver for image in images), default=_ANY_DRIVER)
     if machine.gpu is None:
         oldest = min((image.min_driver for image in images), default=driver)
-        return YES if oldest <= driver else Verdict("no", (f"driver: needs CUDA {oldest} or newer; found {driver}",))
+        return YES if oldest <= driver else against("no", Reason.DRIVER, f"CUDA {oldest} or newer", str(driver))
     gpu = Gpu(0, machine.gpu, "the GPU named")
     host = Host("Linux", "", Release(3, 12), None, None, None, driver=driver, gpus=(gpu,))
     pick = choose_image(Case(host, info, _AOT, Need(family, "cuda"), {}), gpu)
@@ -226,7 +225,9 @@ def overall(contents: Contents, machine: Machine) -> Verdict:
     if machine.gpu is not None or machine.driver is not None:
         families = {(folder, image.family): info for folder, info in contents.manifests for image in info.device}
         parts += [device(info, family, machine) for (_, family), info in families.items()]
-    parts += [Verdict("unknown", (f"{where} cannot be read: {why}",)) for where, why in contents.unread]
+    parts += [
+        against("unknown", "library", "one that can be read", f"{where}: {why}") for where, why in contents.unread
+    ]
     chosen = tuple(path for group, verdict in groups if len(group.libraries) > 1 for path in verdict.by)
     whole = worst(parts)
     return replace(whole, by=chosen if whole.answer == "yes" else ())
@@ -238,7 +239,7 @@ def _best(contents: Contents, group: alternatives.Group, machine: Machine) -> Ve
     library, best = max(found, key=lambda pair: ORDER.index(pair[1].answer))
     others = _others_import(contents, group, machine)
     if best.answer == "no" and others and all(_of_another_python(one, machine) for one in group.libraries):
-        return Verdict("unknown", (f"{library.path} is for another Python, and nothing says what needs it",))
+        return against("unknown", Reason.PYTHON, library.python, f"{library.path}, which nothing says is needed")
     return replace(best, by=(library.path,))
 
 

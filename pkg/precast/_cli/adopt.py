@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._cli import output, status
 from precast._load import probe
 from precast.errors import KernelError
@@ -54,7 +54,7 @@ def _require_torch() -> None:
     """Raise KernelError if torch cannot be imported."""
     host = probe.probe_host(probe.read_settings(), gpus=False)
     if host.torch is None:
-        raise KernelError(remedy.needs_torch("a model", replace(host, installer=probe.probe_installer())))
+        raise KernelError(fixes.needs_torch("a model", replace(host, installer=probe.probe_installer())))
 
 
 def _check(path: Path, *, as_json: bool) -> int:

@@ -31,8 +31,8 @@ def _build_lines(build: Json) -> list[str]:
     lines.append(f"  files     {files[0]} host libraries, {files[1]} device images")
     if build["note"]:
         lines.append(f"  note      {build['note']}")
-    if build["remedy"]:
-        lines.append(f"  fix       {build['remedy']}")
+    if build["fix"]:
+        lines.append(f"  fix       {build['fix']}")
     if build["manifest_error"]:
         lines += [f"  manifest  {line}" for line in build["manifest_error"].splitlines()]
     return lines
@@ -84,5 +84,5 @@ def _why(kernels: list[Json]) -> list[str]:
 
 
 def _rejections(items: Sequence[Json]) -> list[Rejection]:
-    fields = ("piece", "candidate", "wanted", "found")
+    fields = ("piece", "candidate", "needed", "found", "fix")
     return [Rejection(reason=Reason(item["reason"]), **{name: item[name] for name in fields}) for item in items]

@@ -32,7 +32,7 @@ def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str |
     right = _folders.reference(op)(*wide)
     got, wanted = _tensors(here if result is None else result), _tensors(wide if right is None else right)
     if len(got) != len(wanted):
-        return f"{len(got)} results, wanted {len(wanted)}"
+        return f"{len(got)} results, needed {len(wanted)}"
     for index, (mine, exact) in enumerate(zip(got, wanted, strict=True)):
         rounding = torch.finfo(mine.dtype).eps if mine.is_floating_point() else 0.0
         relative = max(_RELATIVE, rounding)

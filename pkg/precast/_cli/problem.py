@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,6 @@ from precast.errors import block
 
 Json = dict[str, Any]
 
-# Lines of an error that the screen drops: the host, which it shows anyway, and the advice to run this command.
-_REPEATED = re.compile(r"  env  |  more  ?|  (?:fix|   )\s+\d\) (?:python -m )?precast doctor$")
 _AGAIN = "install this precast again, from where it came"  # the fix if no command is known
 
 
@@ -53,8 +50,8 @@ def _damaged(facts: Json) -> Iterator[Problem]:
         text = block(
             f"{name} is {what}, so it is not used\n  file    {folder}/{paths.get(name, name)}",
             found=rejection["found"],
-            needed=rejection["wanted"],
-            fix=rejection["remedy"] or _AGAIN,
+            needed=rejection["needed"],
+            fix=rejection["fix"] or _AGAIN,
         )
         yield Problem(tuple(text.splitlines()))
 
@@ -67,8 +64,10 @@ def _refused(facts: Json) -> Iterator[Problem]:
         if kernel["expected"] and kernel["verdict"] not in status.LOADABLE and not damage:
             alike.setdefault(_reason(kernel), []).append(kernel)
     for kernels in alike.values():
-        lines = tuple(line for line in kernels[0]["error"].splitlines() if not _REPEATED.match(line))
-        yield Problem(lines, tuple(f"{kernel['family']} for {kernel['device']}" for kernel in kernels[1:]))
+        yield Problem(
+            tuple(kernels[0]["problem"].splitlines()),
+            tuple(f"{kernel['family']} for {kernel['device']}" for kernel in kernels[1:]),
+        )
 
 
 def _reason(kernel: Json) -> tuple[object, ...]:

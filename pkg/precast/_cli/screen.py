@@ -98,7 +98,7 @@ def _facts(facts: Json) -> list[str]:
     rows = [
         ("precast", f"{build['version']}{label}, {_MODES[build['mode']]}{files}"),
         ("note", build["note"]),
-        ("fix", build["remedy"]),
+        ("fix", build["fix"]),
         ("torch", _torch(host)),
         ("gpu", _gpus(host)),
         ("note", host["gpu_note"]),

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precast._abi import remedy, toolkits
+from precast._abi import fixes, toolkits
 from precast._abi.arch_list import parse_arch_list
 from precast._abi.decision import BuildAdapter, BuildHost, BuildImage, Refuse
 from precast._abi.settings import JitMode, Settings
@@ -63,8 +63,8 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
     ready = True
     for device in devices:
         choice = examination.choice(family, device)
-        if isinstance(choice, str):
-            raise KernelError(choice)
+        if isinstance(choice, KernelError):
+            raise choice
         decision = choice.decision
         if choice.plain:
             output.say(f"{family.name}: {report.PLAIN}")
@@ -109,7 +109,7 @@ def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ..
             f"device code for {' '.join(map(str, targets))} cannot be built",
             found=[line for line in builders.looked_at if line.startswith("nvrtc")] or "none",
             needed="an NVRTC",
-            fix=remedy.install_nvrtc(examination.host),
+            fix=fixes.install_nvrtc(examination.host),
         )
     unknown = [target for target in targets if target.capability not in found.targets]
     if unknown:
@@ -132,7 +132,7 @@ def _warm_targets(
     """Build device code for the given targets. This needs only NVRTC, no torch and no GPU."""
     info, error = examination.manifest
     if error is not None:
-        raise KernelError(error)
+        raise error
     shipped = {(file.family, file.target) for file in info.device} if info else set()
     for family in families:
         missing = [target for target in targets if (family.name, target) not in shipped]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from precast._builder.catalogue import Family
 from precast._cli import names, output, status
 from precast._load import cached, probe, report
+from precast.errors import KernelError
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
@@ -69,8 +70,8 @@ def to_text(facts: dict[str, Any]) -> str:
         lines += [f"  {piece['piece']}  {piece['source']}  {piece['what']}" for piece in trace["pieces"]]
         for item in trace["rejections"]:
             lines.append(f"  {item['piece']}  {item['candidate']}  passed over ({item['reason']})")
-            lines += [f"      wanted  {item['wanted']}", f"      found   {item['found']}"]
-            lines += [f"      fix     {item['remedy']}"] if item["remedy"] else []
+            lines += [f"      needed  {item['needed']}", f"      found   {item['found']}"]
+            lines += [f"      fix     {item['fix']}"] if item["fix"] else []
         lines += [f"  note  {note}" for note in trace["notes"]]
         for piece in trace["cache"]:
             lines += _cache_lines(piece)
@@ -106,7 +107,7 @@ def _serves(loaders: list[dict[str, Any]]) -> bool:
 
 def _trace(examination: report.Examination, family: Family, device: str) -> dict[str, Any]:
     choice = examination.choice(family, device)
-    kept = [] if isinstance(choice, str) else cached.describe(family, choice)
+    kept = [] if isinstance(choice, KernelError) else cached.describe(family, choice)
     found = report.describe_kernel(examination, family, device)
     return {"family": family.name, "device": device, **found, "cache": kept}
 
@@ -123,10 +124,10 @@ def _cache_lines(piece: dict[str, Any]) -> list[str]:
     lines.append(f"      the nearest entry, {near['entry']}, differs in:")
     alike: dict[tuple[str | None, str | None], list[str]] = {}
     for item in near["differs"]:
-        alike.setdefault((item["wanted"], item["found"]), []).append(item["input"])
+        alike.setdefault((item["needed"], item["found"]), []).append(item["input"])
     for (wanted, found), inputs in list(alike.items())[:_SHOWN]:
         others = f" and {len(inputs) - 1} more alike" if len(inputs) > 1 else ""
-        lines.append(f"        {inputs[0]}{others}: wanted {_short(wanted)}; found {_short(found)}")
+        lines.append(f"        {inputs[0]}{others}: needed {_short(wanted)}; found {_short(found)}")
     return [*lines, "        and others (--json has them all)"] if len(alike) > _SHOWN else lines
 
 

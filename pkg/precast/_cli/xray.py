@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 def to_json(found: Xray) -> dict[str, Any]:
     """The fields of the value, by name."""
-    facts = {"schema": 3, **asdict(found)}
+    facts = {"schema": 4, **asdict(found)}
     for library in facts["libraries"]:
         if library["torch"]:
             library["torch"]["missing"] = dict(library["torch"]["missing"])
@@ -66,7 +66,12 @@ def lines(found: Xray) -> Iterator[str]:
         yield from ("", library.path, *(f"  {line}" for line in output.table(list(_rows(library)))))
     for word, some in (("problem", found.problems), ("warning", found.warnings)):
         for one in some:
-            yield from ("", f"{word}  {one.check}: {one.where}", f"  wanted  {one.wanted}", f"  found   {one.found}")
+            yield from (
+                "",
+                f"{word}  {one.reason}: {one.candidate}",
+                f"  needed  {one.needed}",
+                f"  found   {one.found}",
+            )
     if found.answer is not None:
         by = f" by {', '.join(found.works_by)}" if found.works_by else ""
         yield from ("", f"on that machine: {_ANSWERS[found.answer]}{by}", *(f"  {why}" for why in found.why))
@@ -93,7 +98,7 @@ def _rows(library: XrayLibrary) -> Iterator[tuple[str, str]]:
         if names:
             yield f"CPU, {how}", " ".join(names)
     if library.verdict:
-        yield from (("verdict", library.verdict.answer), *(("", why) for why in library.verdict.why))
+        yield from (("verdict", library.verdict.answer), *(("", str(why)) for why in library.verdict.why))
 
 
 def _compilers(library: XrayLibrary) -> Iterator[str]:

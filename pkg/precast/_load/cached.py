@@ -41,7 +41,7 @@ def _look(cache: Cache, key: BuildKey) -> Json:
     found = cache_tools.nearest(cache.root, key)
     near = found and {
         "entry": found[0].label,
-        "differs": [{"input": d.field, "wanted": d.wanted, "found": d.found} for d in found[1]],
+        "differs": [{"input": d.field, "needed": d.needed, "found": d.found} for d in found[1]],
     }
     return {"state": "miss", "key": str(key), "path": str(cache.entry(key)), "note": note, "nearest": near}
 

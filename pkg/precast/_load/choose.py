@@ -14,7 +14,7 @@ from precast._load import prebuilt, probe
 from precast.core import files, verify
 from precast.core.host import Builders, Host
 from precast.core.manifest import BuildInfo, DeviceFile, HostFile
-from precast.core.reasons import Need, Unopened
+from precast.core.reasons import Need, Rejection, damaged
 from precast.core.value import value
 
 
@@ -28,7 +28,7 @@ class Choice:
     build_info: BuildInfo | None
     decision: Decision
     contents: Mapping[str, bytes]
-    bad: Mapping[str, str | Unopened]
+    bad: Mapping[str, Rejection]
     plain: bool = False  # plain torch stands in, because the decision is to refuse
 
     @property
@@ -44,7 +44,7 @@ def need_of(family: str, device: str) -> Need:
     return Need(family, "cuda" if device == "cuda" else "xpu" if device == "xpu" else "cpu")
 
 
-def choose(need: Need, settings: Settings, bad: Mapping[str, str | Unopened], *, certain: bool) -> Choice:
+def choose(need: Need, settings: Settings, bad: Mapping[str, Rejection], *, certain: bool) -> Choice:
     """Probe, decide, verify. ``certain`` allows torch.cuda to be initialised if nothing cheaper can order the GPUs.
 
     The builders are probed only if something has to be built.
@@ -59,7 +59,7 @@ def choose_on(
     info: BuildInfo | None,
     settings: Settings,
     need: Need,
-    bad: Mapping[str, str | Unopened] = MappingProxyType({}),
+    bad: Mapping[str, Rejection] = MappingProxyType({}),
 ) -> Choice:
     """Decide for a host that has been probed. An error that will be raised is decided with the builders known.
 
@@ -75,13 +75,13 @@ def choose_on(
             host = replace(host, builders=probe.probe_builders(settings))
             continue
         try:
-            contents, damaged = _verify(decision)
+            contents, unfit = _verify(decision)
         except prebuilt.NoLzma as error:
             host = replace(host, lzma_error=str(error))
             continue
-        if not damaged:
+        if not unfit:
             return Choice(need, settings, host, info, decision, contents, bad, plain)
-        bad |= damaged
+        bad |= unfit
 
 
 def _stands_in(host: Host, need: Need, refusal: Refuse) -> bool:
@@ -105,17 +105,17 @@ def _shipped(decision: Decision) -> Iterator[tuple[str, HostFile | DeviceFile]]:
             yield image.name, image
 
 
-def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str | Unopened]]:
+def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, Rejection]]:
     contents: dict[str, bytes] = {}
-    damaged: dict[str, str | Unopened] = {}
+    bad: dict[str, Rejection] = {}
     for name, file in dict(_shipped(decision)).items():
         try:
             contents[name] = prebuilt.verified_bytes(file)
         except verify.Damaged as error:
-            damaged[name] = str(error)
+            bad[name] = damaged(str(error))
             continue
         if isinstance(file, HostFile) and files.is_noexec(prebuilt.C_DIR / file.path):
             from precast.core import unopened  # an intact file that cannot be opened is rare
 
-            damaged[name] = unopened.noexec(prebuilt.C_DIR / file.path)
-    return contents, damaged
+            bad[name] = unopened.noexec(prebuilt.C_DIR / file.path)
+    return contents, bad

@@ -13,7 +13,7 @@ from precast._load import prebuilt, probe
 from precast.core import opening, verify
 from precast.core.capability import GpuTarget
 from precast.core.manifest import DeviceFile
-from precast.core.reasons import JIT_CANDIDATE, Need, Rejection
+from precast.core.reasons import JIT_CANDIDATE, Need, Rejection, damaged
 from precast.core.value import value
 from precast.errors import PrebuiltRefused
 
@@ -38,7 +38,7 @@ def images(package: str, name: str) -> Mapping[int, Image]:
     host = probe.probe_host(settings, gpus=True)
     found: dict[int, Image] = {}
     refused: list[Rejection] = []
-    bad: dict[str, str] = {}
+    bad: dict[str, Rejection] = {}
     for gpu in host.gpus:
         while gpu.index not in found:  # ends: each turn adds a file to `bad`
             pick = choose_image(Case(host, wheel.info, settings, Need(name, "cuda"), bad), gpu)
@@ -50,7 +50,7 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                 content = prebuilt.verified_bytes(file, wheel.folder)
                 found[gpu.index] = Image(file.target, content, wheel.folder / file.path, file.nvrtc)
             except verify.Damaged as error:
-                bad[file.name] = str(error)
+                bad[file.name] = damaged(str(error))
             except prebuilt.NoLzma as error:
                 raise PrebuiltRefused(
                     f"{package}.{name} cannot be unpacked",

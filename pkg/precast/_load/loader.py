@@ -36,7 +36,7 @@ from precast._load.source import Loaded, Source
 from precast._load.system import after_fork_in_child, require_linux
 from precast.core.capability import GpuTarget
 from precast.core.manifest import DeviceFile, HostFile
-from precast.core.reasons import Reason, Unopened
+from precast.core.reasons import Reason, Rejection, damaged
 from precast.core.verify import CannotOpen
 from precast.errors import KernelUnavailable
 
@@ -126,8 +126,7 @@ def load(op: str, device: str | TorchDevice | None = None, define: Define = _def
     try:
         first, *_ = [_load_one(family, kind, index, define) for family in able or families[:1]]
     except KernelUnavailable as error:  # the error of a family gets the name that was asked for
-        name = next((family.name for family in families if str(error).startswith(f"{family.name} ")), "")
-        error.args = (f"{op}{str(error).removeprefix(name)}",) if name else error.args
+        error.renamed(op)
         raise
     return first
 
@@ -180,9 +179,9 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
     started = time.perf_counter()
     settings = probe.read_settings()
     need = need_of(family.name, device)
-    bad: dict[str, str | Unopened] = {}  # of this call alone: what is repaired serves the next one
+    bad: dict[str, Rejection] = {}  # of this call alone: what is repaired serves the next one
     if _state.own_functions is not None:
-        bad[OWN_FUNCTIONS] = _state.own_functions
+        bad[OWN_FUNCTIONS] = damaged(_state.own_functions)
     while True:  # ends: each later turn has one more shipped file in `bad`
         choice = choose(need, settings, bad, certain=True)
         bad |= choice.bad
@@ -215,7 +214,7 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
 
 
 def _pass_over(
-    bad: dict[str, str | Unopened],
+    bad: dict[str, Rejection],
     choice: Choice,
     piece: BuildHost | Binding,
     source: Source | None,
@@ -224,7 +223,7 @@ def _pass_over(
     """Note what is wrong with a shipped file, or with torch's own functions; for what was built here it is an error."""
     if isinstance(piece, OwnFunctions):
         _state.own_functions = str(error)  # for good: this process has only one torch
-        bad[OWN_FUNCTIONS] = str(error)
+        bad[OWN_FUNCTIONS] = damaged(str(error))
         return
     assert source is not None  # every other piece is a file
     from precast._load import unopened
@@ -240,7 +239,7 @@ def _pass_over(
             raise unopened.of_cache(source.path, reason) from error
         raise verdict.cannot_open(choice, source, str(error)) from error
     said = f"the dynamic linker refuses it: {error}" if isinstance(error, CannotOpen) else str(error)
-    bad[piece.name] = reason or said
+    bad[piece.name] = reason or damaged(said)
 
 
 def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
@@ -320,7 +319,7 @@ def _set_images(
     for index, rejections in decision.refused:
         from precast._load import verdict
 
-        library.refuse(family, index, verdict.gpu_refusal(choice, index, rejections))
+        library.refuse(family, index, str(verdict.gpu_refusal(choice, index, rejections)))
     return tuple(sources)
 
 
@@ -364,7 +363,7 @@ def _warn(choice: Choice) -> None:
         fix = f"; fix: {command}" if command else ""
         _log.warning(
             "%s is out of date, and what is missing is built: needs %s; found %s%s",
-            *(prebuilt.C_DIR, stale.wanted, stale.found, fix),
+            *(prebuilt.C_DIR, stale.needed, stale.found, fix),
         )
     if isinstance(choice.decision, Refuse):
         return

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._abi.decision import (
     OWN_FUNCTIONS,
     BuildAdapter,
@@ -33,12 +33,13 @@ from precast.core import explain, gpus, verify
 from precast.core.host import Host
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast.core.reasons import Rejection
-from precast.errors import KernelError, KernelUnavailable, block
+from precast.errors import KernelError, KernelUnavailable
 
 Json = dict[str, Any]
 
 # The answer for a kernel of another kind of machine.
-NOT_HERE: Json = {"verdict": "not-here", "cached": None, "pieces": [], "rejections": [], "notes": [], "error": None}
+NOT_HERE: Json = {"verdict": "not-here", "cached": None, "pieces": [], "rejections": [], "notes": []}
+NOT_HERE |= {"error": None, "problem": None}
 # What a person should know of plain torch in place of kernels.
 PLAIN = "plain torch stands in for what was passed over: slower, and with more memory"
 # The least space that a build takes, in bytes: the objects and the library of rms_norm are 316 kB.
@@ -63,12 +64,12 @@ class Examination:
         return replace(host, builders=probe.probe_builders(self.settings), installer=installer)
 
     @cached_property
-    def manifest(self) -> tuple[BuildInfo | None, str | None]:
+    def manifest(self) -> tuple[BuildInfo | None, KernelError | None]:
         """The manifest, or what is wrong with it."""
         try:
             return prebuilt.load_build_info(), None
         except KernelError as error:
-            return None, str(error)
+            return None, error
 
     @property
     def has_gpu(self) -> bool:
@@ -76,7 +77,7 @@ class Examination:
         torch = self.host.torch
         return bool(self.host.gpus) and (torch is None or torch.hip is None)
 
-    def choice(self, family: Family, device: str) -> Choice | str:
+    def choice(self, family: Family, device: str) -> Choice | KernelError:
         """The loader's choice for a family on a device type, or the error it would raise before it chooses."""
         info, error = self.manifest
         if self.settings.jit is JitMode.JIT:
@@ -86,7 +87,7 @@ class Examination:
         try:
             return choose_on(self.host, info, self.settings, need_of(family.name, device))
         except KernelUnavailable as refused:  # a setting rules out every file
-            return str(refused)
+            return refused
 
 
 def describe_host(examination: Examination) -> Json:
@@ -148,9 +149,9 @@ def describe_build(examination: Examination) -> Json:
         "device_files": [image.name for image in info.device] if info else [],
         "device_paths": {image.name: image.path for image in info.device} if info else {},
         "manifest": str(prebuilt.C_DIR / verify.MANIFEST),
-        "manifest_error": error,
+        "manifest_error": _text(error),
         "note": note,
-        "remedy": fix,
+        "fix": fix,
     }
 
 
@@ -162,7 +163,7 @@ def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
     if stale is None:
         return "", ""
     fix = verdict.stale_fix(examination.host, info, examination.settings)
-    return f"the prebuilt files are not used: wanted {stale.wanted}; found {stale.found}", fix
+    return f"the prebuilt files are not used: needed {stale.needed}; found {stale.found}", fix
 
 
 def _pure_note() -> str:
@@ -188,8 +189,8 @@ def describe_variables() -> Json:
 def describe_kernel(examination: Examination, family: Family, device: str) -> Json:
     """The source of each piece, every rejected candidate, and the error that a call would raise, if any."""
     choice = examination.choice(family, device)
-    if isinstance(choice, str):
-        return {**NOT_HERE, "verdict": "refused", "error": choice}
+    if isinstance(choice, KernelError):
+        return {**NOT_HERE, **_refused("refused", choice)}
     decision = choice.decision
     fix = verdict.fixer(choice)
     facts = {**NOT_HERE, "rejections": [_describe_rejection(one, fix(one)) for one in all_rejections(decision)]}
@@ -197,18 +198,24 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
         pieces = [{"piece": device, "source": "torch", "what": "plain torch"}]
         return {**facts, "verdict": "torch", "pieces": pieces, "notes": [PLAIN]}
     if isinstance(decision, Refuse):
-        return {**facts, "verdict": "refused", "error": str(verdict.refusal(choice))}
+        return {**facts, **_refused("refused", verdict.refusal(choice))}
     pieces = [_describe_piece("host", decision.host)]
     if decision.binding is not None:
         pieces.append(_describe_piece("torch", decision.binding))
     pieces += [_describe_piece(f"cuda:{index}", image) for index, image in decision.images]
     facts |= {"pieces": pieces, "notes": list(decision.notes)}
     if decision.refused:
-        refusals = (verdict.gpu_refusal(choice, index, why) for index, why in decision.refused)
-        return {**facts, "verdict": "partly", "error": "\n".join(map(str, refusals))}
+        refusals = [verdict.gpu_refusal(choice, index, why) for index, why in decision.refused]
+        return {**facts, **_refused("partly", *refusals)}
     if all(piece["source"] != "jit" for piece in pieces):
         return {**facts, "verdict": "prebuilt"}
     return {**facts, **_describe_build(examination, family, choice)}
+
+
+def _refused(answer: str, *errors: KernelError) -> Json:
+    """The errors as a call raises them, and as a report shows them that has the machine in it."""
+    problem = "\n".join(error.brief(verdict.DOCTOR) for error in errors)
+    return {"verdict": answer, "error": "\n".join(map(str, errors)), "problem": problem}
 
 
 def _describe_build(examination: Examination, family: Family, choice: Choice) -> Json:
@@ -216,7 +223,7 @@ def _describe_build(examination: Examination, family: Family, choice: Choice) ->
     from precast._builder import roots, sources, trust
     from precast._load import cached
 
-    refused: Json = {"verdict": "refused", "pieces": [], "notes": []}
+    nothing: Json = {"pieces": [], "notes": []}
     try:
         sources.csrc_dir()
         root = roots.planned_root(examination.settings)
@@ -224,18 +231,19 @@ def _describe_build(examination: Examination, family: Family, choice: Choice) ->
             return {"verdict": "jit", "cached": False}
         trust.require_own(root)
     except KernelError as error:
-        return {**refused, "error": str(error)}
+        return {**nothing, **_refused("refused", error)}
     complete = all(piece["state"] == "hit" for piece in cached.describe(family, choice))
     why = None if complete else _why_not_written(root)
     if why is None:
         return {"verdict": "jit", "cached": complete}
-    message = block(
-        f"{family.name}: the build cache cannot be written",
+    unwritten = KernelError(
+        "the build cache cannot be written",
+        about=f"{family.name}:",
         found=f"{root}: {why}",
         needed="a folder this user can write, with space left",
         fix=trust.another(root),
     )
-    return {**refused, "error": message}
+    return {**nothing, **_refused("refused", unwritten)}
 
 
 def _why_not_written(root: Path) -> str | None:
@@ -262,7 +270,7 @@ def _why_not_written(root: Path) -> str | None:
 
 def environment_line(examination: Examination) -> str:
     """The host in one line, as in the errors."""
-    return explain.environment(examination.host, remedy.judge(examination.manifest[0]))
+    return explain.environment(examination.host, fixes.judge(examination.manifest[0]))
 
 
 def _describe_piece(
@@ -280,10 +288,10 @@ def _describe_rejection(rejection: Rejection, fix: str) -> Json:
     return {
         "piece": rejection.piece,
         "candidate": rejection.candidate,
-        "reason": rejection.reason.value,
-        "wanted": rejection.wanted,
+        "reason": str(rejection.reason),
+        "needed": rejection.needed,
         "found": rejection.found,
-        "remedy": fix,
+        "fix": fix,
     }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from precast._builder import sources
 from precast._version import __version__
 from precast.core import files
-from precast.core.host import Stale
 from precast.core.manifest import BuildInfo
+from precast.core.reasons import Reason, Rejection
 from precast.errors import KernelError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -29,15 +29,18 @@ def sources_on_disk() -> str | None:
         return sources.source_digest(csrc)
 
 
-def describe(info: BuildInfo, here: str | None) -> Stale:
-    """Describe prebuilt files of another version, or of sources other than ``here``, those of this process."""
+def describe(info: BuildInfo, here: str | None) -> Rejection:
+    """Describe prebuilt files of another version, or of sources other than ``here``, those of this process.
+
+    It is passing where they were made from the code that is installed now, and this process began with older code.
+    """
     if info.version != __version__:
-        wanted, found = f"files of precast {__version__}", f"those of precast {info.version}"
+        needed, found = f"files of precast {__version__}", f"those of precast {info.version}"
     else:
-        wanted, found = f"files of the sources {(here or '')[:_SHOWN]}", f"those of {info.source_digest[:_SHOWN]}"
+        needed, found = f"files of the sources {(here or '')[:_SHOWN]}", f"those of {info.source_digest[:_SHOWN]}"
     if info.version == _version_on_disk() and sources_on_disk() in {info.source_digest, None}:
-        return Stale(wanted, f"{found}: precast was upgraded while this process ran", restart=True)
-    return Stale(wanted, found)
+        return Rejection(Reason.STALE, needed, f"{found}: precast was upgraded while this process ran", passing=True)
+    return Rejection(Reason.STALE, needed, found)
 
 
 def _version_on_disk() -> str | None:

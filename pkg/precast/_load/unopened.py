@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from precast.core import files, unopened
-from precast.core.reasons import Unopened
+from precast.core.reasons import Rejection
 from precast.errors import KernelUnavailable
 
 
-def passing(path: Path, reason: Unopened) -> KernelUnavailable:
+def passing(path: Path, reason: Rejection) -> KernelUnavailable:
     """The error for a reason that may be gone at the next call, so that nothing else is used or built instead."""
     return KernelUnavailable(
         f"{path.name} cannot be opened now; the next call tries again",
         found=f"{path}: {reason.found}",
-        needed=reason.wanted,
-        fix=reason.remedy,
+        needed=reason.needed,
+        fix=reason.fix,
     )
 
 
@@ -25,13 +25,13 @@ def refuse_noexec(folder: Path) -> None:
         raise of_cache(folder, unopened.noexec(folder))
 
 
-def of_cache(path: Path, reason: Unopened) -> KernelUnavailable:
+def of_cache(path: Path, reason: Rejection) -> KernelUnavailable:
     """The error for a library of the build cache that this machine does not load from there."""
     from precast._builder import trust  # imported for errors alone
 
     return KernelUnavailable(
         "libraries in the build cache cannot be loaded here",
         found=f"{path}: {reason.found}",
-        needed=f"{reason.wanted} for the build cache",
+        needed=f"{reason.needed} for the build cache",
         fix=trust.another(path),
     )

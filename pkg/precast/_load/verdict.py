@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._abi.decision import FROM_SOURCE, Refuse, all_rejections
 from precast._abi.settings import JitMode, Settings
 from precast._builder.catalogue import Family
@@ -18,7 +18,7 @@ from precast.core.manifest import BuildInfo, BuildMode
 from precast.core.reasons import Need, Reason, Rejection
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
 
-_DOCTOR = "python -m precast doctor"
+DOCTOR = "python -m precast doctor"
 _FORBIDDEN = {Reason.AOT_ONLY, Reason.JIT_OFF}
 
 
@@ -56,7 +56,7 @@ def prebuilt_fix(info: BuildInfo | None) -> str:
     settings = replace(probe.read_settings(), jit=JitMode.AOT)
     host = probe.probe_host(settings, gpus=True)
     host = replace(host, builders=probe.probe_builders(settings), installer=probe.probe_installer())
-    return remedy.prebuilt_wheel(host, info, settings)
+    return fixes.prebuilt_wheel(host, info, settings)
 
 
 def refusal(choice: Choice) -> KernelError:
@@ -65,14 +65,14 @@ def refusal(choice: Choice) -> KernelError:
     need = choice.need
     if choice.settings.cpu_level is not None and rejections[0].reason is Reason.CPU_LEVEL:
         return library.wrong_level(choice.settings.cpu_level, rejections[0].found)
-    text = _explain(f"{need.family} cannot be loaded for {need.device}", choice, rejections)
     forbidden = any(rejection.reason in _FORBIDDEN for rejection in rejections)
-    return JitDisabled(text) if forbidden else KernelUnavailable(text)
+    kind = JitDisabled if forbidden else KernelUnavailable
+    return _explain(kind, f"cannot be loaded for {need.device}", choice, rejections)
 
 
-def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> str:
+def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> KernelError:
     """The error of a launch on a GPU that no device code serves, while other GPUs of the machine are served."""
-    return _explain(f"{choice.need.family} cannot run on cuda:{index}", choice, rejections)
+    return _explain(KernelUnavailable, f"cannot run on cuda:{index}", choice, rejections)
 
 
 def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
@@ -80,15 +80,16 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
     return KernelIncompatible(
         f"{choice.need.family}: the library built for this machine cannot be opened",
         found=f"{host.path}: {what}",
-        env=explain.environment(choice.host, remedy.judge(choice.build_info)),
-        fix=f"report this, with the output of: {_DOCTOR} --json",
+        env=explain.environment(choice.host, fixes.judge(choice.build_info)),
+        fix=f"report this, with the output of: {DOCTOR} --json",
     )
 
 
 def wrong_device(family: Family, device: str) -> KernelUnavailable:
     """The exception for a device type that a family has no kernels for, on any machine."""
     return KernelUnavailable(
-        f"{family.name} has no {device} kernels",
+        f"has no {device} kernels",
+        about=family.name,
         found=f"tensors on, or a request for, {device}",
         needed=f"one of {', '.join(family.devices)}",
         fix=f"move the tensors: tensor.to({family.devices[-1]!r})",
@@ -106,7 +107,7 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
 
 def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:
     """The exception for an AOT build that lacks something; ``places`` says where it was looked for."""
-    return KernelUnavailable(f"{what} cannot be built", found=places, needed=wanted, fix=_DOCTOR)
+    return KernelUnavailable(f"{what} cannot be built", found=places, needed=wanted, fix=DOCTOR)
 
 
 def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailable:
@@ -119,24 +120,27 @@ def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailabl
     )
 
 
-def _explain(headline: str, choice: Choice, rejections: Iterable[Rejection]) -> str:
-    rejections = tuple(rejections)
-    env = explain.environment(choice.host, remedy.judge(choice.build_info))
-    actions = remedy.actions_for(rejections, fixer(choice))
-    return explain.explain(explain.headline(headline, rejections), rejections, env, actions, _DOCTOR)
+def _explain(
+    kind: type[KernelUnavailable], what: str, choice: Choice, rejections: Iterable[Rejection]
+) -> KernelUnavailable:
+    rejections, about = tuple(rejections), choice.need.family
+    env = explain.environment(choice.host, fixes.judge(choice.build_info))
+    actions = fixes.actions_for(rejections, fixer(choice))
+    headline = explain.headline(what, rejections, about)
+    return explain.explain(kind, headline, rejections, env, actions, more=DOCTOR, about=about)
 
 
-def fixer(choice: Choice) -> remedy.Fix:
+def fixer(choice: Choice) -> fixes.Fix:
     """What finds the command that removes a reason against a candidate, for a person who is told of it."""
     host = choice.host
     if host.installer is None and host.system == "Linux":
         host = replace(host, installer=probe.probe_installer())
-    facts = remedy.Facts(host, choice.build_info, choice.settings, choice.bad)
-    return lambda why: remedy.of(why, facts)
+    facts = fixes.Facts(host, choice.build_info, choice.settings, choice.bad)
+    return lambda why: fixes.of(why, facts)
 
 
 def stale_fix(host: Host, info: BuildInfo | None, settings: Settings) -> str:
     """The command that brings prebuilt files of the installed code in place of outdated ones."""
     if host.installer is None:
         host = replace(host, installer=probe.probe_installer())
-    return remedy.up_to_date(host, info, settings)
+    return fixes.up_to_date(host, info, settings)

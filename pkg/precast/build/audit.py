@@ -17,13 +17,13 @@ from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 
-from precast._abi.violation import Violation
 from precast._builder import bindings, elf, fatbin, packing, xray, xray_problems, xray_verdict
 from precast._load import prebuilt
 from precast.build import alone, answering, calls, described, finished, ownership, trial, wheel
 from precast.core import verify
 from precast.core.manifest import BuildInfo, DeviceFile, HostFile, HostKind, by_file
 from precast.core.opening import FOLDER
+from precast.core.reasons import Rejection
 from precast.core.torch_abi import AbiKind
 from precast.errors import KernelError
 
@@ -59,7 +59,7 @@ def report(paths: Sequence[Path]) -> int:
     return int(refused)
 
 
-def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
+def audit(path: Path) -> tuple[list[Rejection], list[BuildInfo]]:
     """Return the violations and the manifests of a wheel, without running any of its code.
 
     Raises KernelError if the file is not a wheel.
@@ -70,8 +70,8 @@ def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
     return violations, infos
 
 
-def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Violation]]:
-    found: list[Violation] = []
+def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Rejection]]:
+    found: list[Rejection] = []
     infos: list[BuildInfo] = []
     listed: set[str] = set()
     for manifest in _manifests(root):
@@ -81,7 +81,7 @@ def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Viol
         folder = manifest.parent.relative_to(root).as_posix()
         listed |= set() if info is None else {finished.at(folder, where) for where in info.files}
     if not infos and not found:
-        found.append(Violation("manifest", match[0], f"a {FOLDER}/{verify.MANIFEST} in a package", "none"))
+        found.append(Rejection("manifest", f"a {FOLDER}/{verify.MANIFEST} in a package", "none", match[0]))
     found += _tag(match, infos)
     found += _bundled(root, listed)
     found += _stands_alone(root, infos)
@@ -124,53 +124,53 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]]:
+def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Rejection]]:
     where = path.relative_to(root).as_posix()
     try:
         info = prebuilt.load_build_info(path.parent)
     except KernelError as error:
-        return None, [Violation("manifest", where, "one that can be read", f"found   {error.found}")]
+        return None, [Rejection("manifest", "one that can be read", f"found   {error.found}", where)]
     if info is None:
         raise AssertionError(f"{path} was there")
     return info, [*_files(path.parent, where, info), *(bad for refuses, bad in _known_bad(info) if refuses)]
 
 
-def _known_bad(info: BuildInfo) -> Iterator[tuple[bool, Violation]]:
+def _known_bad(info: BuildInfo) -> Iterator[tuple[bool, Rejection]]:
     for file in info.host:
         yield from xray_problems.bad_code(file.path, file.compiled, file.families)
     yield from xray_problems.bad_images(info)
 
 
-def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
+def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Rejection]:
     """Each listed file matches its manifest entry, and there are no unlisted files."""
     every: tuple[HostFile | DeviceFile, ...] = (*info.host, *info.device)
     for file in every:
         try:
             data = prebuilt.verified_bytes(file, folder)
         except verify.Damaged as error:
-            yield Violation("bytes", file.name, "the file that was built", str(error))
+            yield Rejection("bytes", "the file that was built", str(error), file.name)
             continue
         if isinstance(file, HostFile):
             yield from _library(file, data)
             yield from _links(file, folder, info)
             if file.kind is not HostKind.LINKED and _guard(folder, file) is None:
                 name = f"{file.families[0] if file.families else '?'}.py"
-                yield Violation("guard", name, "the guard of precast.build", f"none next to {where}")
+                yield Rejection("guard", "the guard of precast.build", f"none next to {where}", name)
     yield from _packed_files(folder, info)
     for part in ("host", "device"):
         for there in sorted((folder / part).glob("*")):
             if f"{part}/{there.name}" not in info.files:
-                yield Violation("strays", f"{part}/{there.name}", f"the files that {where} lists", "one more")
+                yield Rejection("strays", f"the files that {where} lists", "one more", f"{part}/{there.name}")
 
 
-def _links(file: HostFile, folder: Path, info: BuildInfo) -> Iterator[Violation]:
+def _links(file: HostFile, folder: Path, info: BuildInfo) -> Iterator[Rejection]:
     """A library lists each library of its folder that it needs, under the SONAME by which that is found."""
     sonames = {one.path: _soname(folder / one.path) for one in info.host}
     for soname, path in file.links:
         if sonames[path] != soname:
-            yield Violation("links", file.path, f"{path} with the SONAME {soname}", str(sonames[path]))
+            yield Rejection("links", f"{path} with the SONAME {soname}", str(sonames[path]), file.path)
     for name in sorted({*file.needed} & {*sonames.values()} - {soname for soname, _ in file.links}):
-        yield Violation("links", file.path, f"{name}, which it needs", "a library of that SONAME that it does not list")
+        yield Rejection("links", f"{name}, which it needs", "a library of that SONAME that it does not list", file.path)
 
 
 def _soname(path: Path) -> str | None:
@@ -180,12 +180,12 @@ def _soname(path: Path) -> str | None:
         return None  # which the audit of the file itself reports
 
 
-def _packed_files(folder: Path, info: BuildInfo) -> Iterator[Violation]:
+def _packed_files(folder: Path, info: BuildInfo) -> Iterator[Rejection]:
     """Each file of device code unpacks to the images of its entries, and to nothing else."""
     for path, images in by_file(info.device).items():
         why = _why_not_whole(folder / path, images[-1].end)
         if why is not None:
-            yield Violation("images", path, "the images that the manifest lists", why)
+            yield Rejection("images", "the images that the manifest lists", why, path)
 
 
 def _why_not_whole(path: Path, content_bytes: int) -> str | None:
@@ -198,20 +198,20 @@ def _why_not_whole(path: Path, content_bytes: int) -> str | None:
     return None
 
 
-def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
+def _library(file: HostFile, data: bytes) -> Iterator[Rejection]:
     """Compare the claims of a manifest entry with the bytes of the library."""
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
-        yield Violation("library", file.path, "a shared library", str(error))
+        yield Rejection("library", "a shared library", str(error), file.path)
         return
     if bindings.brings_runtime(info):
-        yield Violation("C++ runtime", file.path, "libstdc++.so.6 from where torch finds it", "one linked into it")
+        yield Rejection("C++ runtime", "libstdc++.so.6 from where torch finds it", "one linked into it", file.path)
     bound = bindings.binding(info)
     try:
         inside = xray.inside(data, info)
     except (elf.ElfError, fatbin.FatbinError) as error:
-        yield Violation("code", file.path, "device code that can be read", str(error))
+        yield Rejection("code", "device code that can be read", str(error), file.path)
         return
     for what, wanted, found in (
         ("machine", info.machine, file.machine),
@@ -224,37 +224,37 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
         ("CUDA runtime", file.cuda_major if bound.cudart is None else bound.cudart, file.cuda_major),
     ):
         if wanted != found:
-            yield Violation(what, file.path, f"{wanted}, as its bytes say", str(found))
+            yield Rejection(what, f"{wanted}, as its bytes say", str(found), file.path)
     if bound.torch_cuda and file.cuda_major is None:
-        yield Violation("CUDA runtime", file.path, "the CUDA major of torch's own libraries", "none")
+        yield Rejection("CUDA runtime", "the CUDA major of torch's own libraries", "none", file.path)
     if bound.classic and file.abi.kind is not AbiKind.EXACT:
-        yield Violation("torch ABI", file.path, "one torch, as it names classic C++", f"{file.abi}: {bound.classic[0]}")
+        yield Rejection("torch ABI", "one torch, as it names classic C++", f"{file.abi}: {bound.classic[0]}", file.path)
     name = file.families[0] if file.families else ""
     if bindings.needs_python(name, info, bound) != (file.python != "none"):
         named = (*bound.names_of_python, "no name of Python's")[0]
-        yield Violation("Python", file.path, f"what its bytes say: {named}", file.python)
+        yield Rejection("Python", f"what its bytes say: {named}", file.python, file.path)
 
 
-def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:
+def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Rejection]:
     """The Python and ABI tags must match the most restrictive library, and the platform tag its machine."""
     wanted = wheel.tag_of(infos)
     found = name["python"], name["abi"]
     limited = wanted[1] == "abi3" and found[1] == "abi3" and found[0].startswith("cp3")
     if infos and wanted != found and not limited:
-        yield Violation("tag", name[0], "-".join(wanted), "-".join(found))
+        yield Rejection("tag", "-".join(wanted), "-".join(found), name[0])
     for machine in sorted({file.machine for info in infos for file in info.host}):
         if not name["platform"].endswith(f"_{machine}"):
-            yield Violation("tag", name[0], f"a platform of {machine}", name["platform"])
+            yield Rejection("tag", f"a platform of {machine}", name["platform"], name[0])
 
 
-def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Violation]:
+def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Rejection]:
     """Guards, the copies of the core and the changed calls are what the manifests say, wherever the wheel is for."""
     names = set(_names(root))
     sources = {where: _source(root / where) for where in names if where.endswith((".py", ".so"))}
     guards = {where for where, content in sources.items() if wheel.is_guard(content.decode("utf-8", "replace"))}
     for where in sorted(guards):
         if sources[where] != alone.text(where, names).encode():
-            yield Violation("guard", where, "the text of a guard", "another text")
+            yield Rejection("guard", "the text of a guard", "another text", where)
     calling = {place.rpartition(":")[0] for info in infos for place, _ in info.changed}
     copies = {alone.home(where, names) for where in guards | calling}
     stated = {info.core for info in infos if info.host}
@@ -263,28 +263,28 @@ def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Violation]
         found = alone.digest({path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()})
         if stated != {next(iter(stated), None)} or (next(iter(stated)) or ("", ""))[1] != found:
             wanted = ", ".join(sorted(str(one and one[1][:12]) for one in stated))
-            yield Violation("core", f"{place}/{alone.COPY}", f"the copy of which a manifest says {wanted}", found[:12])
+            yield Rejection("core", f"the copy of which a manifest says {wanted}", found[:12], f"{place}/{alone.COPY}")
     if any(info.patches_loader for info in infos):
         for where in answering.asking(sources):
             why = answering.why_not(sources[where], where)
             if why is not None:
-                yield Violation("answer", where, f"{answering.LINE.partition('  ')[0]} as its first statement", why)
+                yield Rejection("answer", f"{answering.LINE.partition('  ')[0]} as its first statement", why, where)
     elif guards:
         yield from _called(sources, guards, {line for info in infos for line in info.changed})
 
 
-def _called(sources: Mapping[str, bytes], guards: Collection[str], listed: Collection[Any]) -> Iterator[Violation]:
+def _called(sources: Mapping[str, bytes], guards: Collection[str], listed: Collection[Any]) -> Iterator[Rejection]:
     """Each call that opens a guard by its path goes through the copy, and the manifests list its line."""
     there = set[tuple[str, str]]()
     try:
         for where, one in calls.of_wheel(alone.without_copies(sources), guards):
             there |= {(f"{where}:{number}", line) for number, line in calls.in_place(one)}
             if calls.through(one, alone.COPY, 1) != sources[where]:
-                yield Violation("calls", where, "calls that open a library through the core", "one that does not")
+                yield Rejection("calls", "calls that open a library through the core", "one that does not", where)
     except KernelError as error:
-        yield Violation("calls", error.what, "a call that a guard can change", str(error.found))
+        yield Rejection("calls", "a call that a guard can change", str(error.found), error.what)
     for place, line in sorted(there ^ set(listed)):
-        yield Violation("calls", place, "the lines that the manifests list", line)
+        yield Rejection("calls", "the lines that the manifests list", line, place)
 
 
 def _python(root: Path) -> list[str]:
@@ -297,18 +297,18 @@ def _source(path: Path) -> bytes:
         return file.read() if path.suffix == ".py" else file.read(_GUARD_BYTES)
 
 
-def _bundled(root: Path, listed: Collection[str]) -> Iterator[Violation]:
+def _bundled(root: Path, listed: Collection[str]) -> Iterator[Rejection]:
     """The wheel must not bundle foreign libraries, and what import or torch opens must be behind a guard."""
     for path in sorted({*root.rglob("*.so*"), *root.rglob(f"*{finished.SUFFIX}")}):
         where = path.relative_to(root).as_posix()
         if xray_verdict.is_foreign(path.name) or xray_verdict.is_foreign(path.name.partition(".")[2]):
-            yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
+            yield Rejection("bundled", "torch, CUDA and OpenMP from where torch is installed", "in the wheel", where)
         elif where in listed or (path.parent.name == "host" and path.parent.parent.name == FOLDER):
             continue  # where strays are found
         elif path.suffix == finished.SUFFIX:
-            yield Violation("strays", where, "the files that the manifests list", "one more")
+            yield Rejection("strays", "the files that the manifests list", "one more", where)
         elif not wheel.is_guard(_text(path)) and _could_be_guarded(where, path.read_bytes()):
-            yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")
+            yield Rejection("unguarded", f"libraries in <package>/{FOLDER}/host alone", "in the wheel", where)
 
 
 def _could_be_guarded(where: str, data: bytes) -> bool:
@@ -319,28 +319,28 @@ def _could_be_guarded(where: str, data: bytes) -> bool:
     return library.is_module or library.needs_torch or library.python != "none"
 
 
-def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:
+def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Rejection]:
     """Check version, requirements and RECORD."""
     folder = root / f"{name['name']}-{name['version']}.dist-info"
     metadata = folder / "METADATA"
     if not metadata.is_file():
-        yield Violation("metadata", metadata.relative_to(root).as_posix(), "a file", "not there")
+        yield Rejection("metadata", "a file", "not there", metadata.relative_to(root).as_posix())
         return
     said = message_from_bytes(metadata.read_bytes())
     requires = said.get_all("Requires-Dist") or []
     why = described.why_precast(infos, alone.importing({where: _source(root / where) for where in _python(root)}))
     if why and not any(REQUIRES.match(text) for text in requires):
-        yield Violation("requirements", "METADATA", f"Requires-Dist: precast, because {why}", str(requires))
+        yield Rejection("requirements", f"Requires-Dist: precast, because {why}", str(requires), "METADATA")
     public, _, local = name["version"].partition("+")
     for info in infos:
         if info.version != public:
-            yield Violation("version", name[0], info.version, public)
+            yield Rejection("version", info.version, public, name[0])
         if local and info.label.text and info.label.text not in local.split("."):
-            yield Violation("label", name[0], f"+{info.label}, as its code is for", f"+{local}")
+            yield Rejection("label", f"+{info.label}, as its code is for", f"+{local}", name[0])
     yield from _record(root, folder / "RECORD")
 
 
-def _record(root: Path, record: Path) -> Iterator[Violation]:
+def _record(root: Path, record: Path) -> Iterator[Rejection]:
     rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines())) if record.is_file() else []
     listed = {row[0]: row[1] for row in rows if len(row) == 3}
     there = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file() and path != record}
@@ -350,4 +350,4 @@ def _record(root: Path, record: Path) -> Iterator[Violation]:
             digest = hashlib.sha256(there[where].read_bytes()).digest()
             found = f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
         if listed.get(where) != found:
-            yield Violation("RECORD", where, listed.get(where, "a row"), found)
+            yield Rejection("RECORD", listed.get(where, "a row"), found, where)

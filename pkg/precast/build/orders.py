@@ -114,7 +114,7 @@ def _texts(table: Table, key: str) -> tuple[str, ...]:
 
 def _like(pattern: re.Pattern[str], text: str, wanted: str) -> str:
     if not pattern.fullmatch(text):
-        raise ValueError(f"wanted {wanted}, found {text!r}")
+        raise ValueError(f"needed {wanted}, found {text!r}")
     return text
 
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
-from precast._abi.violation import Violation
 from precast.core.opening import FOLDER
+from precast.core.reasons import Rejection
 from precast.errors import KernelError
 
 # Packages that other wheels need, and whose files are therefore never theirs.
@@ -34,7 +34,7 @@ def refuse_unowned(module: str, packages: Iterable[str], distribution: str) -> N
         )
 
 
-def strangers(files: Iterable[str], distribution: str) -> Iterator[Violation]:
+def strangers(files: Iterable[str], distribution: str) -> Iterator[Rejection]:
     """A violation for each folder at the root of a wheel with files that are below no package of the wheel."""
     installed = [place for place in map(_installed, files) if place is not None]
     packages = {
@@ -48,10 +48,10 @@ def strangers(files: Iterable[str], distribution: str) -> Iterator[Violation]:
         why = _why_not_owned(str(folder).replace("/", "."), packages, distribution)
         if why is not None and folder not in seen:
             seen.add(folder)
-            yield Violation("ownership", path, "files below packages whose __init__.py is in the wheel", why)
+            yield Rejection("ownership", "files below packages whose __init__.py is in the wheel", why, path)
 
 
-def shared(files: Iterable[str], wheel: str, owners: dict[str, str]) -> Iterator[Violation]:
+def shared(files: Iterable[str], wheel: str, owners: dict[str, str]) -> Iterator[Rejection]:
     """A violation for each file that an earlier wheel installs too; ``owners`` has those, and gets this wheel's.
 
     Builds of one distribution share all of their files, because installing one removes the other.
@@ -59,7 +59,7 @@ def shared(files: Iterable[str], wheel: str, owners: dict[str, str]) -> Iterator
     for path in sorted({place for place in map(_installed, files) if place is not None}):
         other = owners.setdefault(path, wheel)
         if other.partition("-")[0] != wheel.partition("-")[0]:
-            yield Violation("shared", path, "a file of one wheel alone", f"in {other} as well")
+            yield Rejection("shared", "a file of one wheel alone", f"in {other} as well", path)
 
 
 def _installed(path: str) -> str | None:

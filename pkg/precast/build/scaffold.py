@@ -251,7 +251,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     root = Path(options.name)
     if not (options.name.isidentifier() and options.name.isascii() and options.name == options.name.lower()):
-        parser.error(f"{options.name} is no name for a package: wanted lower-case letters, digits and underscores")
+        parser.error(f"{options.name} is no name for a package: needed lower-case letters, digits and underscores")
     if root.exists():
         parser.error(f"{root.absolute()} is there: name another, or remove it")
     cpp = options.cpp or not (options.cuda or options.triton)

@@ -13,21 +13,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from precast._abi.violation import Violation
 from precast._builder import process, python
 from precast.core import opening
+from precast.core.reasons import Rejection
 from precast.errors import PrebuiltRefused
 
 _SECONDS = 300  # for all modules of a wheel; the first of them imports torch
 _BEGUN, _IMPORTED, _SKIPPED = "begun", "imported", "skipped"
 
 
-def run(root: Path, modules: Sequence[str], work: Path) -> tuple[int, list[Violation]]:
+def run(root: Path, modules: Sequence[str], work: Path) -> tuple[int, list[Rejection]]:
     """Import modules of the unpacked wheel at ``root``, given by path; return how many were, and the failures.
 
     A module that does not fit this machine, or needs a package that is not here, is left out.
     """
-    left, imported, found = list(modules), 0, list[Violation]()
+    left, imported, found = list(modules), 0, list[Rejection]()
     while left:
         report = work / f"trial-{len(left)}"
         command = python.command(__name__, str(root), str(report), *left)
@@ -39,13 +39,13 @@ def run(root: Path, modules: Sequence[str], work: Path) -> tuple[int, list[Viola
         if last[1] == _BEGUN:
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             tail = (said.strip().splitlines() or ["nothing was said"])[-1]
-            found.append(Violation("import", last[0].replace("/", "."), "a process that goes on", f"{how}: {tail}"))
+            found.append(Rejection("import", "a process that goes on", f"{how}: {tail}", last[0].replace("/", ".")))
         left = left[left.index(last[0]) + 1 :]
     return imported, found
 
 
-def _failed(name: str, why: str) -> Violation:
-    return Violation("import", name.replace("/", "."), "a module that can be imported, as it fits this machine", why)
+def _failed(name: str, why: str) -> Rejection:
+    return Rejection("import", "a module that can be imported, as it fits this machine", why, name.replace("/", "."))
 
 
 def _read(report: Path) -> Iterator[tuple[str, str]]:

@@ -35,14 +35,14 @@ class ComputeCapability:
         """``"9.0"`` -> ``ComputeCapability(9, 0)``; raises ValueError for anything else."""
         match = re.fullmatch(_CAPABILITY, text)
         if match is None:
-            raise ValueError(f"not a compute capability: {text!r}; wanted one such as '9.0'")
+            raise ValueError(f"not a compute capability: {text!r}; needed one such as '9.0'")
         return cls(int(match[1]), int(match[2]))
 
     @classmethod
     def from_number(cls, number: int) -> ComputeCapability:
         """90 -> 9.0 and 121 -> 12.1, as in ``sm_121``."""
         if not 10 <= number <= 999:
-            raise ValueError(f"not an architecture number: {number}; wanted one such as 90 or 121")
+            raise ValueError(f"not an architecture number: {number}; needed one such as 90 or 121")
         return cls(number // 10, number % 10)
 
     @property
@@ -84,7 +84,7 @@ class GpuTarget:
 
     def __post_init__(self) -> None:
         if self.suffix not in ("", "a", "f"):
-            raise ValueError(f"not a target suffix: {self.suffix!r}; wanted '', 'a' or 'f'")
+            raise ValueError(f"not a target suffix: {self.suffix!r}; needed '', 'a' or 'f'")
         if self.suffix and self.capability.major < _FIRST_WITH_SUFFIX[self.suffix]:
             raise ValueError(f"{self}: no architecture before {_FIRST_WITH_SUFFIX[self.suffix]}.0 has '{self.suffix}'")
 
@@ -97,7 +97,7 @@ class GpuTarget:
         number = rest.removesuffix(suffix)
         digits = number.isdecimal() and number.isascii() and len(number) in (2, 3) and number[0] != "0"
         if kind not in ("sm", "compute") or not digits:
-            raise ValueError(f"not a GPU target: {text!r}; wanted one such as 'sm_90', 'sm_90a' or 'compute_90'")
+            raise ValueError(f"not a GPU target: {text!r}; needed one such as 'sm_90', 'sm_90a' or 'compute_90'")
         return cls(TargetKind(kind), ComputeCapability.from_number(int(number)), cast("Suffix", suffix))
 
     def runs_on(self, gpu: ComputeCapability) -> bool:
@@ -140,7 +140,7 @@ class DeviceCode:
         target, _, driver = text.partition(":")
         code = cls(GpuTarget.parse(target), CudaVersion.parse(driver))
         if str(code) != text:
-            raise ValueError(f"not device code: {text!r}; wanted a target and a driver, such as 'sm_90:12.0'")
+            raise ValueError(f"not device code: {text!r}; needed a target and a driver, such as 'sm_90:12.0'")
         return code
 
     def runs_on(self, gpu: ComputeCapability, driver: CudaVersion | None) -> bool:
@@ -164,7 +164,7 @@ class CompiledCode:
         """``"sm_90a:nvcc:13.0.88"``; raises ValueError for anything else."""
         parts = text.split(":")
         if len(parts) != 3 or parts[1] not in ("nvcc", "nvrtc"):
-            raise ValueError(f"not compiled code: {text!r}; wanted one such as 'sm_90:nvcc:13.0.88'")
+            raise ValueError(f"not compiled code: {text!r}; needed one such as 'sm_90:nvcc:13.0.88'")
         dotted(parts[2])
         return cls(GpuTarget.parse(parts[0]), parts[1], parts[2])
 

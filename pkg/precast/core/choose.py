@@ -14,7 +14,7 @@ from . import torch_abi
 from .capability import CompiledCode, TargetKind
 from .host import Gpu, Host, TorchInfo
 from .manifest import BuildInfo, HostFile, HostKind
-from .reasons import PREBUILT_CANDIDATE, Pick, Reason, Rejection, Unopened
+from .reasons import PREBUILT_CANDIDATE, Pick, Reason, Rejection
 from .value import value
 from .version import dotted
 
@@ -23,22 +23,18 @@ if TYPE_CHECKING:
 
 LIBRARY, BINDING = "host", "torch"
 
-# A reason, what was wanted and what was found: a rejection without its piece and its candidate.
-Why = tuple[Reason, str, str]
-
 
 @value(frozen=True)
 class Asked:
     """What a choice depends on: the process, the manifest, and the name of what is asked for.
 
-    ``bad`` maps the path of a file to its defect, or to the reason why it cannot be opened. ``debug`` prefers a debug
-    build of the library.
+    ``bad`` has what is against single files, by their paths. ``debug`` prefers a debug build of the library.
     """
 
     host: Host
     info: BuildInfo
     family: str
-    bad: Mapping[str, str | Unopened]
+    bad: Mapping[str, Rejection]
     debug: bool = False
 
     @property
@@ -52,8 +48,8 @@ class Asked:
 def library(asked: Asked) -> Pick[HostFile]:
     """The best library that fits; one for exactly this torch comes before one for many."""
     if not any(file.kind is HostKind.LIBRARY for file in asked.info.host):
-        why = (Reason.NO_PREBUILT, "a host library", "this wheel has no host library")
-        return Pick(None, (Rejection(LIBRARY, PREBUILT_CANDIDATE, *why),))
+        why = Rejection(Reason.NO_PREBUILT, "a host library", "this wheel has no host library")
+        return Pick(None, (why.at(LIBRARY, PREBUILT_CANDIDATE),))
     return best(asked, HostKind.LIBRARY, LIBRARY)
 
 
@@ -65,43 +61,43 @@ def best(asked: Asked, kind: HostKind, piece: str) -> Pick[HostFile]:
         if file.kind is kind:
             why = next(_unmet(file, asked), None)
             if why is not None:
-                rejections.append(Rejection(piece, file.path, *why))
+                rejections.append(why.at(piece, file.path))
             elif chosen is None or _rank(file, asked) > _rank(chosen, asked):
                 chosen = file
     return Pick(chosen, tuple(rejections))
 
 
-def _unmet(file: HostFile, asked: Asked) -> Iterator[Why]:
+def _unmet(file: HostFile, asked: Asked) -> Iterator[Rejection]:
     """The requirements of a library with those that it links, or of an adapter, that this process does not meet."""
     linked = asked.info.linked(file) if file.links else ()
     for one in (file, *linked):
         defect = asked.bad.get(one.path)
-        if isinstance(defect, Unopened):
-            yield Reason.UNOPENED, defect.wanted, defect.found
-        elif defect is not None:
-            yield Reason.DAMAGED, "the library that was built", defect
+        if defect is not None:
+            yield defect
     if file.kind is HostKind.LIBRARY and asked.family not in file.families:
         has = ", ".join(file.families) or "none"
-        yield Reason.FAMILY, f"the family {asked.family}", f"a library with {has}"
+        yield Rejection(Reason.FAMILY, f"the family {asked.family}", f"a library with {has}")
     for one in (file, *linked):
         yield from _unmet_by_process(one, asked.host, asked.torch)
 
 
-def _unmet_by_process(file: HostFile, host: Host, torch: TorchInfo) -> Iterator[Why]:
+def _unmet_by_process(file: HostFile, host: Host, torch: TorchInfo) -> Iterator[Rejection]:
     if file.machine != host.machine:
-        yield Reason.MACHINE, file.machine, host.machine
+        yield Rejection(Reason.MACHINE, file.machine, host.machine)
     if file.python not in ("none", "abi3", f"cp{host.python.major}{host.python.minor}"):
-        yield Reason.PYTHON, file.python, f"Python {host.python}"
+        yield Rejection(Reason.PYTHON, file.python, f"Python {host.python}")
     unlike = torch_abi.fits(file.abi, torch.version, torch.cxx11)
     if unlike is not None:
-        yield Reason.TORCH_ABI, torch_abi.wanted(file.abi), unlike
+        yield Rejection(Reason.TORCH_ABI, torch_abi.needed(file.abi), unlike)
     if file.cuda_major is not None and (torch.cuda is None or torch.cuda.major != file.cuda_major):
         wanted = f"a torch with CUDA {file.cuda_major}"
-        yield Reason.CUDA_RUNTIME, wanted, f"torch with CUDA {torch.cuda or 'none'}"
+        yield Rejection(Reason.CUDA_RUNTIME, wanted, f"torch with CUDA {torch.cuda or 'none'}")
     if host.glibc is None or host.glibc < file.glibc:
-        yield Reason.GLIBC, f"glibc {file.glibc}", "another C library" if host.glibc is None else str(host.glibc)
+        yield Rejection(
+            Reason.GLIBC, f"glibc {file.glibc}", "another C library" if host.glibc is None else str(host.glibc)
+        )
     if host.glibcxx is not None and dotted(host.glibcxx) < dotted(file.glibcxx):
-        yield Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}"
+        yield Rejection(Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}")
     yield from _unmet_by_code(file, host)
 
 
@@ -117,21 +113,23 @@ def _rank(file: HostFile, asked: Asked) -> tuple[tuple[int, bool], bool, tuple[i
 # code is no reason against it.
 
 
-def _unmet_by_code(file: HostFile, host: Host) -> Iterator[Why]:
-    """What the code of a library needs and this host does not have: reason, wanted, found."""
+def _unmet_by_code(file: HostFile, host: Host) -> Iterator[Rejection]:
+    """What the code of a library needs and this host does not have."""
     if file.code and host.gpus and not any(_runs(file, gpu, host) for gpu in host.gpus):
         of_driver = [code.min_driver for code in file.code if any(code.runs_on(g.capability, None) for g in host.gpus)]
         if of_driver:
-            yield Reason.DRIVER, f"a driver for CUDA {min(of_driver)} or newer", f"a driver for CUDA {host.driver}"
+            yield Rejection(
+                Reason.DRIVER, f"a driver for CUDA {min(of_driver)} or newer", f"a driver for CUDA {host.driver}"
+            )
         else:
             found = ", ".join(f"compute capability {gpu.capability} ({gpu.name})" for gpu in host.gpus)
-            yield Reason.ARCH, f"a GPU for {', '.join(str(code.target) for code in file.code)}", found
+            yield Rejection(Reason.ARCH, f"a GPU for {', '.join(str(code.target) for code in file.code)}", found)
     for code, row in bad_code(file, host):
         if row.refuses:
-            yield Reason.KNOWN_BAD, row.wanted, row.found(code)
+            yield row.against(code)
     if host.cpu_features is not None and not host.cpu_features.issuperset(file.cpu):
         lacks = sorted(set(file.cpu) - host.cpu_features)
-        yield Reason.CPU_LEVEL, f"a processor with {', '.join(file.cpu)}", f"one without {', '.join(lacks)}"
+        yield Rejection(Reason.CPU_LEVEL, f"a processor with {', '.join(file.cpu)}", f"one without {', '.join(lacks)}")
 
 
 def bad_code(file: HostFile, host: Host) -> Iterator[tuple[CompiledCode, KnownBad]]:

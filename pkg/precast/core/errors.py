@@ -25,19 +25,45 @@ def _listed(part: _Lines) -> collections.abc.Sequence[str]:
 class KernelError(RuntimeError):
     """Base of every error here, so that one ``except`` clause catches them all.
 
-    ``found``, ``needed`` and ``fix`` are attributes too, and ``what`` is the first line of the text.
+    ``found``, ``needed`` and ``fix`` are attributes too, and ``what`` is the first line of the text. ``about`` is the
+    name that the text begins with, of an error about one op or family.
     """
 
     def __init__(
-        self, what: str = "", *, found: _Lines = "", needed: _Lines = "", env: str = "", fix: _Lines = ""
+        self,
+        what: str = "",
+        *,
+        found: _Lines = "",
+        needed: _Lines = "",
+        env: str = "",
+        fix: _Lines = "",
+        more: str = "",
+        about: str = "",
     ) -> None:
-        super().__init__(block(what, found=found, needed=needed, env=env, fix=fix))
+        self.about, self._said = about, what
+        super().__init__(block(self._begun, found=found, needed=needed, env=env, fix=fix, more=more))
         self.found, self.needed, self.fix = found, needed, fix
+
+    @property
+    def _begun(self) -> str:
+        return f"{self.about} {self._said}" if self.about else self._said
 
     @property
     def what(self) -> str:
         """What failed, in one line."""
         return str(self).partition("\n")[0]
+
+    def brief(self, known: str) -> str:
+        """The text for a place that shows the environment itself, without the command ``known``, which led there."""
+        fix = [command for command in _listed(self.fix) if command != known]
+        return block(self._begun, found=self.found, needed=self.needed, fix=fix)
+
+    def renamed(self, name: str) -> KernelError:
+        """The same error, which begins with another name for what it is about."""
+        if self.about:
+            self.args = (f"{name}{str(self).removeprefix(self.about)}",)
+            self.about = name
+        return self
 
 
 class KernelIncompatible(KernelError):

@@ -7,24 +7,33 @@ alternative fixes, the most likely first; and where to read more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from .errors import block
+from .errors import KernelError
 from .host import Gpu, Host
 from .reasons import EVERYTHING, JIT_CANDIDATE, NO_TORCH, Reason, Rejection
 
 MOST_ACTIONS = 3
+Error = TypeVar("Error", bound=KernelError)
 
 
 def explain(
-    headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = (), more: str = ""
-) -> str:
-    """The whole text, without a final newline; ``more`` is a command that shows more."""
-    lines = [headline, *(f"  {line}" for line in rejection_lines(rejections))]
-    return block("\n".join(lines), env=environment, fix=actions[:MOST_ACTIONS], more=more)
+    kind: type[Error],
+    what: str,
+    rejections: Iterable[Rejection],
+    environment: str,
+    actions: Sequence[str] = (),
+    *,
+    more: str = "",
+    about: str = "",
+) -> Error:
+    """The error for these rejections, about the family or op of that name; ``more`` is a command that shows more."""
+    lines = [what, *(f"  {line}" for line in rejection_lines(rejections))]
+    return kind("\n".join(lines), env=environment, fix=actions[:MOST_ACTIONS], more=more, about=about)
 
 
-def headline(what: str, rejections: Iterable[Rejection]) -> str:
-    """What failed, with short reasons if they fit in one line."""
+def headline(what: str, rejections: Iterable[Rejection], about: str) -> str:
+    """What failed, with short reasons if they fit in one line, which begins with the name that it is about."""
     rejections = tuple(rejections)
     of_all = [r for r in rejections if r.candidate == EVERYTHING]
     build = [r for r in rejections if r.candidate == JIT_CANDIDATE]
@@ -32,7 +41,7 @@ def headline(what: str, rejections: Iterable[Rejection]) -> str:
     chosen = of_all or [*_most_telling(files), *build[:1]]
     facts = "; ".join(dict.fromkeys(filter(None, map(_brief, chosen))))
     whole = f"{what} ({facts})"
-    return whole if facts and len(whole) <= _HEADLINE else what
+    return whole if facts and len(f"{about} {whole}") <= _HEADLINE else what
 
 
 def _brief(rejection: Rejection) -> str:
@@ -40,7 +49,7 @@ def _brief(rejection: Rejection) -> str:
         return "no NVIDIA driver"
     if rejection.reason is Reason.TORCH_MISSING and rejection.found == NO_TORCH:
         return "torch is not installed"
-    return _BRIEF[rejection.reason]
+    return _BRIEF[Reason(rejection.reason)]
 
 
 # 100 characters less the longest name of an exception.
@@ -140,7 +149,7 @@ def gpu_text(gpu: Gpu) -> str:
 
 
 def _grouped(rejections: Iterable[Rejection]) -> list[list[Rejection]]:
-    groups: dict[tuple[str, Reason, str], list[Rejection]] = {}
+    groups: dict[tuple[str, str, str], list[Rejection]] = {}
     for rejection in rejections:
         groups.setdefault((rejection.piece, rejection.reason, rejection.found), []).append(rejection)
     return list(groups.values())
@@ -162,7 +171,7 @@ def _short(path: str) -> str:
 
 
 def _wanted(group: Sequence[Rejection]) -> str:
-    wanted = list(dict.fromkeys(rejection.wanted for rejection in group))
+    wanted = list(dict.fromkeys(rejection.needed for rejection in group))
     prefix = "compute capability "
     if len(wanted) > 1 and all(text.startswith(prefix) for text in wanted):
         wanted = [wanted[0], *(text.removeprefix(prefix) for text in wanted[1:])]
@@ -172,8 +181,8 @@ def _wanted(group: Sequence[Rejection]) -> str:
 def _verdict(group: Sequence[Rejection]) -> str:
     first = group[0]
     if first.reason in _PLAIN:
-        return f"({first.reason.value}): {first.found}"
-    return f"({first.reason.value}): needs {_wanted(group)}; found {first.found}"
+        return f"({first.reason}): {first.found}"
+    return f"({first.reason}): needs {_wanted(group)}; found {first.found}"
 
 
 def _sentence(group: Sequence[Rejection]) -> str:

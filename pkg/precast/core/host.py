@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from .reasons import Rejection
 from .value import value
 from .version import CudaVersion, Release, TorchVersion
 
@@ -98,18 +99,6 @@ class Installer:
 
 
 @value(frozen=True)
-class Stale:
-    """Prebuilt files that were not made from the installed code: what was wanted and what was found.
-
-    ``restart``: they were made from the code that is installed now; this process began with older code.
-    """
-
-    wanted: str
-    found: str
-    restart: bool = False
-
-
-@value(frozen=True)
 class Host:
     """Everything that a decision depends on. None means absent, except for ``builders``: None means not probed yet.
 
@@ -132,7 +121,7 @@ class Host:
     gpus: tuple[Gpu, ...] = ()
     builders: Builders | None = None
     lzma_error: str | None = None
-    stale: Stale | None = None
+    stale: Rejection | None = None
     cpu_levels: tuple[str, ...] | None = None
     installer: Installer | None = None
     cpu_features: frozenset[str] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .capability import CompiledCode, ComputeCapability, TargetKind
+from .reasons import Reason, Rejection
 from .value import value
 from .version import dotted
 
@@ -27,14 +28,11 @@ class KnownBad:
     families: tuple[str, ...] = ()
     refuses: bool = False
 
-    @property
-    def wanted(self) -> str:
-        """The compilers that do not have the defect, as far as is known."""
-        return f"code by {' or '.join(self.compilers)} {self.fixed} or newer, or older than {self.first}"
-
-    def found(self, code: CompiledCode) -> str:
-        """What is wrong with code that the row covers."""
-        return f"{code.target} by {code.compiler} {code.version}: {self.symptom}: {self.source}"
+    def against(self, code: CompiledCode) -> Rejection:
+        """What is wrong with code that the row covers, and the compilers that are not known to do it."""
+        needed = f"code by {' or '.join(self.compilers)} {self.fixed} or newer, or older than {self.first}"
+        found = f"{code.target} by {code.compiler} {code.version}: {self.symptom}: {self.source}"
+        return Rejection(Reason.KNOWN_BAD, needed, found)
 
     def covers(self, code: CompiledCode, families: Iterable[str]) -> bool:
         """Whether the row is about this code of a library with these families."""

@@ -306,12 +306,12 @@ def _check_whole(info: BuildInfo) -> None:
     for index, image in enumerate(info.device):
         if image.end > MAX_CONTENT_BYTES:
             where = f"$.device[{index}].offset"
-            raise ManifestError(f"{where}: wanted an image within {MAX_CONTENT_BYTES} bytes, found {image.end}")
+            raise ManifestError(f"{where}: needed an image within {MAX_CONTENT_BYTES} bytes, found {image.end}")
     for images in by_file(info.device).values():
         _check_file(images)
     for file in info.host:
         if file.kind is HostKind.ADAPTER and file.abi.kind is not AbiKind.EXACT:
-            raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}, wanted one torch")
+            raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}, needed one torch")
         listed = {one.path for one in info.host if one is not file and one.kind is not HostKind.ADAPTER}
         for soname, path in file.links:
             if path not in listed:
@@ -331,7 +331,7 @@ def _check_file(images: Sequence[DeviceFile]) -> None:
             raise ManifestError(f"$.device: the entries of {first.path!r} differ in family, kind, sha256 or bytes")
         if image.offset != end:
             raise ManifestError(
-                f"$.device: {image.name!r} wanted at offset {end} of {first.path!r}, found {image.offset}"
+                f"$.device: {image.name!r} needed at offset {end} of {first.path!r}, found {image.offset}"
             )
         end = image.end
 

@@ -21,7 +21,7 @@ from . import choose, dangling, probe, verify
 from .errors import KernelError, PrebuiltRefused
 from .host import Host
 from .manifest import GUARD_MARK, BuildInfo, HostFile
-from .reasons import Reason, Rejection
+from .reasons import Reason, Rejection, damaged
 from .value import value
 from .verify import CannotOpen, opened
 
@@ -192,14 +192,14 @@ def fit(wheel: Wheel, name: str) -> Fitting:
     for code, row in (pair for one in files for pair in choose.bad_code(one, host)):
         import warnings
 
-        warnings.warn(f"{what} may be wrong on this GPU: needs {row.wanted}; found {row.found(code)}", stacklevel=2)
+        warnings.warn(f"{what} may be wrong on this GPU: {row.against(code)}", stacklevel=2)
     try:
         for file in files:
             _stay_within(wheel, file)
             exported.append(verify.exports(file, wheel.folder, f"PyInit_{name}"))
     except verify.Damaged as error:
-        damaged = Rejection("host", file.name, Reason.DAMAGED, "the library that was built", str(error))
-        raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
+        why = damaged(str(error)).at("host", file.name)
+        raise _refused(f"{what} is damaged", wheel, host, [why]) from error
     path, *links = (Path(normpath(wheel.folder / file.path)) for file in files)
     return Fitting(path, exported[0], tuple(links))
 

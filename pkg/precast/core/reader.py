@@ -65,30 +65,30 @@ def record(make: Callable[..., T], readers: Mapping[str, Reader[Any]]) -> Reader
 def text(value: object, where: str) -> str:
     """A non-empty printable string."""
     if not isinstance(value, str):
-        raise ManifestError(f"{where}: wanted a string, found {_kind(value)}")
+        raise ManifestError(f"{where}: needed a string, found {_kind(value)}")
     if not value or not value.isprintable():
-        raise ManifestError(f"{where}: wanted printable text, found {value!r}")
+        raise ManifestError(f"{where}: needed printable text, found {value!r}")
     return value
 
 
 def integer(value: object, where: str) -> int:
     """A whole number; True is not a number."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ManifestError(f"{where}: wanted a whole number, found {_kind(value)}")
+        raise ManifestError(f"{where}: needed a whole number, found {_kind(value)}")
     return value
 
 
 def boolean(value: object, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise ManifestError(f"{where}: wanted true or false, found {_kind(value)}")
+        raise ManifestError(f"{where}: needed true or false, found {_kind(value)}")
     return value
 
 
 def mapping(value: object, where: str) -> dict[str, object]:
     """An object with any keys."""
     if not isinstance(value, dict):
-        raise ManifestError(f"{where}: wanted an object, found {_kind(value)}")
+        raise ManifestError(f"{where}: needed an object, found {_kind(value)}")
     return value
 
 
@@ -127,7 +127,7 @@ def checked(is_right: Callable[[str], bool], wanted: str) -> Reader[str]:
     def read(value: object, where: str) -> str:
         found = text(value, where)
         if not is_right(found):
-            raise ManifestError(f"{where}: wanted {wanted}, found {found!r}")
+            raise ManifestError(f"{where}: needed {wanted}, found {found!r}")
         return found
 
     return read
@@ -138,7 +138,7 @@ def exactly(wanted: T, where_from: str) -> Reader[T]:
 
     def read(value: object, where: str) -> T:
         if type(value) is not type(wanted) or value != wanted:
-            raise ManifestError(f"{where}: wanted {wanted!r} {where_from}, found {value!r}")
+            raise ManifestError(f"{where}: needed {wanted!r} {where_from}, found {value!r}")
         return wanted
 
     return read
@@ -166,7 +166,7 @@ def within(most: int) -> Reader[int]:
     def read(value: object, where: str) -> int:
         size = integer(value, where)
         if not 0 <= size <= most:
-            raise ManifestError(f"{where}: wanted 0 to {most}, found {size}")
+            raise ManifestError(f"{where}: needed 0 to {most}, found {size}")
         return size
 
     return read
@@ -186,7 +186,7 @@ def path_in(folder: str, *, around: bool = False) -> Reader[str]:
         elif first != folder or len(names) != 1:
             names = []
         if not names or not all(name and name[0] not in ".+-" and _FILE_NAME.issuperset(name) for name in names):
-            raise ManifestError(f"{where}: wanted '{folder}/<file name>', found {path!r}")
+            raise ManifestError(f"{where}: needed '{folder}/<file name>', found {path!r}")
         return path
 
     return read
@@ -202,7 +202,7 @@ def texts(is_right: Callable[[str], bool] = bool, wanted: str = "text") -> Reade
             raise ManifestError(f"{where}: holds an item twice: {list(found)}")
         for one in found:
             if not is_right(one):
-                raise ManifestError(f"{where}: wanted {wanted}, found {one!r}")
+                raise ManifestError(f"{where}: needed {wanted}, found {one!r}")
         return found
 
     return read
@@ -213,7 +213,7 @@ def each(read: Reader[T]) -> Reader[tuple[T, ...]]:
 
     def read_all(value: object, where: str) -> tuple[T, ...]:
         if not isinstance(value, list):
-            raise ManifestError(f"{where}: wanted a list, found {_kind(value)}")
+            raise ManifestError(f"{where}: needed a list, found {_kind(value)}")
         return tuple([read(item, f"{where}[{i}]") for i, item in enumerate(value)])
 
     return read_all

@@ -53,32 +53,39 @@ class Reason(Words):
 
 @value(frozen=True)
 class Rejection:
-    """One candidate that cannot serve one piece.
+    """Why something does not serve: the one value of every no, of the loader, the audits and ``xray``.
 
-    ``piece`` is ``"host"`` for the library, ``"torch"`` for what binds it to torch, ``"cuda:0"``, or ``"cuda"`` for all
-    GPUs. ``candidate`` is a file of the manifest, ``"libtorch_cpu.so"``, ``"prebuilt"``, ``"jit"`` or ``"all"``.
-    ``wanted`` is the candidate's requirement and ``found`` the actual state. ``remedy.of`` has the command that helps,
-    for texts that a person reads.
+    ``reason`` is a :class:`Reason`, or the check of an audit. ``needed`` is what it requires, ``found`` the actual
+    state. ``candidate`` is what is refused: a file of the manifest or of a wheel, ``"libtorch_cpu.so"``,
+    ``"prebuilt"``, ``"jit"`` or ``"all"``. ``piece`` is what a call needs: ``"host"``, the library; ``"torch"``, what
+    binds it to torch; ``"cuda:0"``; or ``"cuda"``, all GPUs. ``fix`` is the command that helps, if whoever says no
+    knows it; else ``fixes.of`` does. ``passing``: the reason may be gone a moment later.
     """
 
-    piece: str
-    candidate: str
-    reason: Reason
-    wanted: str
+    reason: str
+    needed: str
     found: str
+    candidate: str = ""
+    piece: str = ""
+    fix: str = ""
+    passing: bool = False
+
+    def at(self, piece: str, candidate: str) -> Rejection:
+        """The same reason against a candidate for a piece."""
+        return Rejection(self.reason, self.needed, self.found, candidate, piece, self.fix, self.passing)
+
+    @property
+    def why(self) -> str:
+        """The reason and the facts in one clause, without what is refused."""
+        return f"{self.reason}: needs {self.needed}; found {self.found}"
 
     def __str__(self) -> str:
-        return f"{self.piece}: {self.candidate}: {self.reason.value}: wanted {self.wanted}; found {self.found}"
+        return ": ".join(filter(None, (self.piece, self.candidate, self.why)))
 
 
-@value(frozen=True)
-class Unopened:
-    """Why an intact file cannot be opened on this machine. ``passing``: the reason may be gone a moment later."""
-
-    wanted: str
-    found: str
-    remedy: str = ""
-    passing: bool = False
+def damaged(found: str) -> Rejection:
+    """The reason against a file whose bytes are not those that were built."""
+    return Rejection(Reason.DAMAGED, "the file that was built", found)
 
 
 @value(frozen=True)

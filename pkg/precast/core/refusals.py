@@ -23,7 +23,7 @@ def refused(headline: str, wheel: Wheel, host: Host, rejections: tuple[Rejection
     """The error for a library of which no build fits, with the reason against each."""
     env = explain.environment(host, made_by(wheel.info))
     fixes = (*_other_torch(wheel.info, host, rejections), _again(wheel.package))
-    return PrebuiltRefused(explain.explain(headline, rejections, env, fixes))
+    return explain.explain(PrebuiltRefused, headline, rejections, env, fixes)
 
 
 def no_torch(what: str, wheel: Wheel, host: Host) -> PrebuiltRefused:
@@ -65,7 +65,7 @@ def cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
     reason = unopened.why(path, str(error))
     if reason is not None:
         found = f"{path}: {reason.found}"
-        return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.wanted, fix=reason.remedy)
+        return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.needed, fix=reason.fix)
     return PrebuiltRefused(
         f"{what} cannot be opened, though it is what its manifest says and all of that fits",
         found=f"{path}: {error}",

@@ -32,9 +32,9 @@ def upgraded(document: Document, current: int) -> Document:
         readers = document.get("readers")
         known = readers if isinstance(readers, str) and is_readers(readers) else ""
         whose = f"for precast{known}" if known else "for a later precast"
-        raise NewerManifest(f"$.schema: wanted {first} to {current}, found {found}, {whose}", known)
+        raise NewerManifest(f"$.schema: needed {first} to {current}, found {found}, {whose}", known)
     if found < first:
-        raise ManifestError(f"$.schema: wanted {first} to {current}, found {found}, older than the first release")
+        raise ManifestError(f"$.schema: needed {first} to {current}, found {found}, older than the first release")
     for schema in range(found, current):
         document = UPGRADES[schema](document)
     return document | {"schema": current}

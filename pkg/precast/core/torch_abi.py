@@ -40,7 +40,7 @@ class Exact:
 
     def __post_init__(self) -> None:
         if self.git is not None and not is_git_version(self.git):
-            raise ValueError(f"not a git version: {self.git!r}; wanted 7 to 64 lower-case hexadecimal digits")
+            raise ValueError(f"not a git version: {self.git!r}; needed 7 to 64 lower-case hexadecimal digits")
 
     def __str__(self) -> str:
         git = "" if self.git is None else f"-git{self.git}"
@@ -87,7 +87,7 @@ def parse_torch_abi(text: str) -> TorchAbi:
             return Exact(Release.parse(release), cxx == "cxx1")
         case "torch", release, ("cxx0" | "cxx1") as cxx, git if git.startswith("git"):
             return Exact(Release.parse(release), cxx == "cxx1", git[3:])
-    raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-table-1' or 'torch-2.6-cxx0'")
+    raise ValueError(f"not a torch ABI: {text!r}; needed one such as 'torch-table-1' or 'torch-2.6-cxx0'")
 
 
 def is_git_version(text: str | None) -> bool:
@@ -105,7 +105,7 @@ def floor(abi: TorchAbi) -> tuple[int, int]:
     return (abi.floor.major, abi.floor.minor) if isinstance(abi, Stable) else (0, 0)
 
 
-def wanted(abi: TorchAbi) -> str:
+def needed(abi: TorchAbi) -> str:
     """A description of the torch that an ABI needs."""
     if isinstance(abi, AnyTorch):
         return "any torch"

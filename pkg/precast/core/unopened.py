@@ -12,20 +12,22 @@ import shlex
 from pathlib import Path
 
 from . import files
-from .reasons import Unopened
+from .reasons import Reason, Rejection
 
 # The end of the linker's message if a part of a file could not be mapped (glibc's elf/dl-map-segments.h).
 _NOT_MAPPED = ("failed to map segment", "cannot map zero-fill pages", "cannot create shared object descriptor")
 
 
-def noexec(path: Path) -> Unopened:
+def noexec(path: Path) -> Rejection:
     """The reason for a file, or a folder, on a file system that is mounted noexec."""
     mount = next(place for place in (path.absolute(), *path.absolute().parents) if place.is_mount())
     found = f"{mount} is mounted noexec, which forbids to load code from it"
-    return Unopened("a file system without noexec", found, f"mount -o remount,exec {shlex.quote(str(mount))}")
+    return Rejection(
+        Reason.UNOPENED, "a file system without noexec", found, fix=f"mount -o remount,exec {shlex.quote(str(mount))}"
+    )
 
 
-def why(path: Path, said: str) -> Unopened | None:
+def why(path: Path, said: str) -> Rejection | None:
     """The reason that lies in this machine; None if the linker's own text ``said`` must do."""
     if files.is_noexec(path):
         return noexec(path)
@@ -40,11 +42,17 @@ def why(path: Path, said: str) -> Unopened | None:
         found = (
             f"no memory to map it, under a limit of {limit >> 20} MiB (ulimit -v)" if limited else "no memory to map it"
         )
-        return Unopened("memory for the library", found, "ulimit -v unlimited" if limited else "", passing=True)
+        return Rejection(
+            Reason.UNOPENED, "memory for the library", found, fix="ulimit -v unlimited" if limited else "", passing=True
+        )
     if number in (errno.EMFILE, errno.ENFILE):
-        return Unopened("a free file descriptor", os.strerror(number), "ulimit -n 4096", passing=True)
+        return Rejection(
+            Reason.UNOPENED, "a free file descriptor", os.strerror(number), fix="ulimit -n 4096", passing=True
+        )
     if number in (errno.EACCES, errno.EPERM):
-        return Unopened("a policy that lets this process load code", f"{os.strerror(number)}, from the kernel")
+        return Rejection(
+            Reason.UNOPENED, "a policy that lets this process load code", f"{os.strerror(number)}, from the kernel"
+        )
     return None
 
 

@@ -42,7 +42,7 @@ class Release:
         """``"2.10"`` -> ``Release(2, 10)``; raises ValueError for anything else."""
         numbers = _numbers(text)
         if numbers is None or len(numbers) != 2:
-            raise ValueError(f"not a release: {text!r}; wanted two numbers such as '2.10'")
+            raise ValueError(f"not a release: {text!r}; needed two numbers such as '2.10'")
         return cls(*numbers)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class TorchVersion:
             return cls(Release(*numbers[:2]), numbers[2], None, local or None, git)  # quick path for nearly every torch
         match = re.fullmatch(_TORCH, text)
         if match is None:
-            raise ValueError(f"not a torch version: {text!r}; wanted one such as '2.13.0+cu130'")
+            raise ValueError(f"not a torch version: {text!r}; needed one such as '2.13.0+cu130'")
         major, minor, patch, pre, post, label = match.groups()
         return cls(
             release=Release(int(major), int(minor)),
@@ -108,14 +108,14 @@ class CudaVersion:
         """``"13.0"`` and ``"13.0.88"`` both give ``CudaVersion(13, 0)``; further numbers are ignored."""
         match = re.fullmatch(_CUDA, text)
         if match is None:
-            raise ValueError(f"not a CUDA version: {text!r}; wanted one such as '13.0' or '12.1.105'")
+            raise ValueError(f"not a CUDA version: {text!r}; needed one such as '13.0' or '12.1.105'")
         return cls(int(match[1]), int(match[2]))
 
     @classmethod
     def from_driver(cls, number: int) -> CudaVersion:
         """Convert the result of ``cuDriverGetVersion``: 13000 is 13.0, 12040 is 12.4."""
         if number < 1000:
-            raise ValueError(f"not a driver's CUDA version: {number}; wanted one such as 13000")
+            raise ValueError(f"not a driver's CUDA version: {number}; needed one such as 13000")
         return cls(number // 1000, number % 1000 // 10)
 
     @property
@@ -132,7 +132,7 @@ def dotted(text: str) -> tuple[int, ...]:
     """``"3.4.22"`` -> ``(3, 4, 22)``, so that GLIBCXX versions compare as numbers."""
     numbers = _numbers(text)
     if numbers is None or len(numbers) < 2:
-        raise ValueError(f"not a dotted version: {text!r}; wanted one such as '3.4.22'")
+        raise ValueError(f"not a dotted version: {text!r}; needed one such as '3.4.22'")
     return numbers
 
 
@@ -148,7 +148,7 @@ class Label:
 
     def __post_init__(self) -> None:
         if self.text not in ("", "cpu") and _cuda(self.text) is None:
-            raise ValueError(f"not a label: {self.text!r}; wanted 'cpu' or one such as 'cu130'")
+            raise ValueError(f"not a label: {self.text!r}; needed 'cpu' or one such as 'cu130'")
 
     @classmethod
     def parse(cls, text: str) -> Label:

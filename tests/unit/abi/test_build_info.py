@@ -79,31 +79,31 @@ def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
 
 
 BAD_VALUES = [
-    (("schema",), 1, f"$.schema: wanted 4 to {SCHEMA}, found 1, older than the first release"),
-    (("schema",), 3, f"$.schema: wanted 4 to {SCHEMA}, found 3, older than the first release"),
-    (("schema",), 99, f"$.schema: wanted 4 to {SCHEMA}, found 99, for precast{READERS}"),
-    (("readers",), ">=0.0", f"$.readers: wanted '{READERS}' in schema {SCHEMA}"),
-    (("schema",), "1", "$.schema: wanted a whole number, found a string"),
-    (("schema",), True, "$.schema: wanted a whole number, found a boolean"),
+    (("schema",), 1, f"$.schema: needed 4 to {SCHEMA}, found 1, older than the first release"),
+    (("schema",), 3, f"$.schema: needed 4 to {SCHEMA}, found 3, older than the first release"),
+    (("schema",), 99, f"$.schema: needed 4 to {SCHEMA}, found 99, for precast{READERS}"),
+    (("readers",), ">=0.0", f"$.readers: needed '{READERS}' in schema {SCHEMA}"),
+    (("schema",), "1", "$.schema: needed a whole number, found a string"),
+    (("schema",), True, "$.schema: needed a whole number, found a boolean"),
     (("version",), "1.0+cu130", "$.version"),
-    (("version",), None, "$.version: wanted a string, found null"),
+    (("version",), None, "$.version: needed a string, found null"),
     (("label",), "cuda", "$.label: not a label"),
     (("label",), "", "$.label"),
     (("mode",), "fast", "$.mode"),
     (("commit",), "main", "$.commit"),
-    (("dirty",), 0, "$.dirty: wanted true or false, found a number"),
+    (("dirty",), 0, "$.dirty: needed true or false, found a number"),
     (("source_digest",), "0" * 63, "$.source_digest"),
-    (("index_url",), "https://host/$(reboot)", "$.index_url: wanted the URL of an index"),
+    (("index_url",), "https://host/$(reboot)", "$.index_url: needed the URL of an index"),
     (("index_url",), "ftp://host", "$.index_url"),
-    (("compilers",), {}, "$.compilers: wanted a list, found an object"),
-    (("compilers", 0), "g++", "$.compilers[0]: wanted an object, found a string"),
-    (("host",), None, "$.host: wanted a list, found null"),
+    (("compilers",), {}, "$.compilers: needed a list, found an object"),
+    (("compilers", 0), "g++", "$.compilers[0]: needed an object, found a string"),
+    (("host",), None, "$.host: needed a list, found null"),
     (("host", 0, "sha256"), "0" * 64 + "0", "$.host[0].sha256"),
     (("host", 0, "sha256"), "G" + "0" * 63, "$.host[0].sha256"),
     (("host", 0, "sha256"), "A" * 64, "$.host[0].sha256"),
-    (("host", 0, "bytes"), -1, "$.host[0].bytes: wanted 0 to 4294967296, found -1"),
-    (("host", 0, "bytes"), 1.5, "$.host[0].bytes: wanted a whole number"),
-    (("host", 0, "path"), "/etc/passwd", "$.host[0].path: wanted 'host/<file name>'"),
+    (("host", 0, "bytes"), -1, "$.host[0].bytes: needed 0 to 4294967296, found -1"),
+    (("host", 0, "bytes"), 1.5, "$.host[0].bytes: needed a whole number"),
+    (("host", 0, "path"), "/etc/passwd", "$.host[0].path: needed 'host/<file name>'"),
     (("host", 0, "path"), "host/../../x.so", "$.host[0].path"),
     (("host", 0, "path"), "host/..", "$.host[0].path"),
     (("host", 0, "path"), "..", "$.host[0].path"),
@@ -114,9 +114,9 @@ BAD_VALUES = [
     (("device", 0, "path"), "../x.cubin.xz", "$.device[0].path"),
     (("host", 0, "path"), "host\\x.so", "$.host[0].path"),
     (("host", 0, "path"), "host/x\\y.so", "$.host[0].path"),
-    (("host", 0, "path"), "host/x\0.so", "$.host[0].path: wanted printable text"),
-    (("host", 0, "path"), "host/x\n.so", "$.host[0].path: wanted printable text"),
-    (("host", 0, "path"), "host/\udcff.so", "$.host[0].path: wanted printable text"),
+    (("host", 0, "path"), "host/x\0.so", "$.host[0].path: needed printable text"),
+    (("host", 0, "path"), "host/x\n.so", "$.host[0].path: needed printable text"),
+    (("host", 0, "path"), "host/\udcff.so", "$.host[0].path: needed printable text"),
     (("host", 0, "path"), "host/", "$.host[0].path"),
     (("host", 0, "path"), "x.so", "$.host[0].path"),
     (("host", 0, "path"), "host/.hidden.so", "$.host[0].path"),
@@ -126,14 +126,14 @@ BAD_VALUES = [
     (("host", 0, "machine"), "x86-64", "$.host[0].machine"),
     (("host", 0, "python"), "py3", "$.host[0].python"),
     (("host", 0, "cuda_major"), "13", "$.host[0].cuda_major"),
-    (("host", 0, "needed"), [""], "$.host[0].needed[0]: wanted printable text"),
+    (("host", 0, "needed"), [""], "$.host[0].needed[0]: needed printable text"),
     (("host", 0, "needed"), ["libc.so.6", "libc.so.6"], "$.host[0].needed: holds an item twice"),
     (("host", 0, "glibc"), "2", "$.host[0].glibc: not a release"),
     (("host", 0, "glibcxx"), "GLIBCXX_3.4", "$.host[0].glibcxx: not a dotted version"),
     (("host", 0, "cpu_levels"), ["AVX2"], "$.host[0].cpu_levels"),
-    (("host", 0, "families"), [1], "$.host[0].families[0]: wanted a string, found a number"),
+    (("host", 0, "families"), [1], "$.host[0].families[0]: needed a string, found a number"),
     (("host", 0, "debug"), "no", "$.host[0].debug"),
-    (("host", 0, "links"), ["libx.so"], "$.host[0].links[0]: wanted an object, found a string"),
+    (("host", 0, "links"), ["libx.so"], "$.host[0].links[0]: needed an object, found a string"),
     (("host", 0, "links"), [{"soname": "x"}], "$.host[0].links[0].path: missing"),
     (("host", 0, "links"), [{"soname": "x", "path": "host/no.so"}], "$.host: 'host/"),
     (("host", 0, "links"), [{"soname": "x", "path": document()["host"][0]["path"]}], "$.host: 'host/"),
@@ -145,14 +145,14 @@ BAD_VALUES = [
     (("device", 1, "family"), "", "$.device[1].family"),
     (("device", 1, "target"), "sm90", "$.device[1].target: not a GPU target"),
     (("device", 1, "nvrtc"), "thirteen", "$.device[1].nvrtc"),
-    (("device", 1, "content_bytes"), -1, "$.device[1].content_bytes: wanted 0 to 16777216, found -1"),
-    (("device", 1, "content_bytes"), 1 << 40, "$.device[1].content_bytes: wanted 0 to 16777216, found 1099511627776"),
-    (("device", 1, "content_sha256"), "0", "$.device[1].content_sha256: wanted 64 lower-case"),
-    (("device", 1, "offset"), -1, "$.device[1].offset: wanted 0 to 16777216, found -1"),
-    (("device", 1, "offset"), 1 << 24, "$.device[1].offset: wanted an image within 16777216 bytes, found 167"),
-    (("device", 1, "offset"), 1, "$.device: 'device/rms_norm.compute_90.ptx' wanted at offset 0 of"),
+    (("device", 1, "content_bytes"), -1, "$.device[1].content_bytes: needed 0 to 16777216, found -1"),
+    (("device", 1, "content_bytes"), 1 << 40, "$.device[1].content_bytes: needed 0 to 16777216, found 1099511627776"),
+    (("device", 1, "content_sha256"), "0", "$.device[1].content_sha256: needed 64 lower-case"),
+    (("device", 1, "offset"), -1, "$.device[1].offset: needed 0 to 16777216, found -1"),
+    (("device", 1, "offset"), 1 << 24, "$.device[1].offset: needed an image within 16777216 bytes, found 167"),
+    (("device", 1, "offset"), 1, "$.device: 'device/rms_norm.compute_90.ptx' needed at offset 0 of"),
     (("device", 1, "min_driver"), "13000", "$.device[1].min_driver"),
-    (("device", 1, "min_driver"), 13000, "$.device[1].min_driver: wanted a string, found a number"),
+    (("device", 1, "min_driver"), 13000, "$.device[1].min_driver: needed a string, found a number"),
 ]
 
 
@@ -218,8 +218,8 @@ def test_unknown_and_missing_keys_are_refused(path: tuple[str | int, ...]) -> No
     [
         ("", "$: not JSON"),
         ("{", "$: not JSON"),
-        ("[]", "$: wanted an object, found a list"),
-        ("null", "$: wanted an object, found null"),
+        ("[]", "$: needed an object, found a list"),
+        ("null", "$: needed an object, found null"),
         ('{"schema": 1, "schema": 1}', "$: a key is given twice"),
         ('{"schema": NaN}', "$: NaN is not a JSON number"),
         ('{"schema": 1' + "0" * 5000 + "}", "$: not JSON"),
@@ -275,9 +275,9 @@ def test_images_of_one_file_follow_each_other() -> None:
     assert list(good.files) == [good.host[0].path, first.path] and by_file(good.device)[first.path] == [*good.device]
     # fails if a manifest may name an image that overlaps another, lies behind a gap, or comes in another order
     for offset in (0, first.end - 1, first.end + 1):
-        wanted = f"'device/rms_norm.sm_80.cubin' wanted at offset {first.end} of '.*', found {offset}"
+        wanted = f"'device/rms_norm.sm_80.cubin' needed at offset {first.end} of '.*', found {offset}"
         refused(sharing(first, replace(second, offset=offset)), wanted)
-    refused(sharing(replace(second, offset=first.end), first), "'device/rms_norm.sm_80.cubin' wanted at offset 0 of")
+    refused(sharing(replace(second, offset=first.end), first), "'device/rms_norm.sm_80.cubin' needed at offset 0 of")
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from precast._abi.settings import JitMode, Settings
 from precast._version import __version__
 from precast.core import known_bad
 from precast.core.capability import CompiledCode, DeviceCode
-from precast.core.host import Builders, Host, Stale
+from precast.core.host import Builders, Host
 from precast.core.manifest import BuildInfo, BuildMode, HostFile, HostKind
-from precast.core.reasons import Need, Reason, Rejection, Unopened
+from precast.core.reasons import Need, Reason, Rejection, damaged
 from precast.core.version import Release
 from tests.kit import hosts as ex
 
@@ -37,7 +37,7 @@ AUTO = Settings()
 def only(decision: Decision, reason: Reason) -> Rejection:
     """The one rejection of that reason."""
     (found,) = [r for r in all_rejections(decision) if r.reason is reason]
-    assert found.wanted and found.found
+    assert found.needed and found.found
     return found
 
 
@@ -102,7 +102,7 @@ UNFIT: list[tuple[HostFile, Host, Reason, str, str]] = [
         ex.host(gpu="10.3"),
         Reason.KNOWN_BAD,
         "code by nvcc 13.3 or newer, or older than 13.0",
-        known_bad.TABLE[0].found(BAD.compiled[0]),
+        known_bad.TABLE[0].against(BAD.compiled[0]).found,
     ),
 ]
 
@@ -115,7 +115,7 @@ def test_what_a_library_needs_is_checked_before_it_is_used(
     assert isinstance(decision, Refuse)
     rejection = only(decision, reason)
     assert (rejection.piece, rejection.candidate) == ("host", file.path)
-    assert (rejection.wanted, rejection.found) == (wanted, found)
+    assert (rejection.needed, rejection.found) == (wanted, found)
     assert ex.fix(only(decision, Reason.AOT_ONLY), machine) == "export PRECAST_JIT=auto"
 
 
@@ -126,15 +126,17 @@ def test_python_tags_that_fit(python: str) -> None:
 
 
 def test_a_library_that_cannot_be_opened_is_not_called_damaged() -> None:
-    why = Unopened("a file system without noexec", "/x is mounted noexec", "mount -o remount,exec /x")
+    why = Rejection(
+        Reason.UNOPENED, "a file system without noexec", "/x is mounted noexec", fix="mount -o remount,exec /x"
+    )
     decision = decide(ex.host(), ex.build_info(""), replace(AUTO, jit=JitMode.AOT), CPU, {FITTING.path: why})
     rejection = only(decision, Reason.UNOPENED)
-    assert (rejection.wanted, rejection.found) == (why.wanted, why.found)
-    assert ex.fix(rejection, ex.host(), ex.build_info(""), bad={FITTING.path: why}) == why.remedy
+    assert (rejection.needed, rejection.found) == (why.needed, why.found)
+    assert ex.fix(rejection, ex.host(), ex.build_info(""), bad={FITTING.path: why}) == why.fix
 
 
 def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
-    bad = {"host/kernels-x86_64.so": "sha256 differs"}
+    bad = {"host/kernels-x86_64.so": damaged("sha256 differs")}
     decision = decide(ex.host(build_with=ex.builders()), ex.build_info(), AUTO, CPU, bad)
     assert isinstance(decision, BuildJit)
     assert isinstance(decision.host, BuildHost)
@@ -144,7 +146,7 @@ def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
 
 
 def stale_host(build_with: Builders | None = None) -> Host:
-    stale = Stale("files of precast 1.0", "those of precast 9.9.9")
+    stale = Rejection(Reason.STALE, "files of precast 1.0", "those of precast 9.9.9")
     return replace(ex.host(build_with=build_with), stale=stale)
 
 
@@ -161,21 +163,21 @@ def test_stale_files_under_aot_are_refused_with_the_way_out() -> None:
     assert isinstance(decision, Refuse)
     assert [why.reason for why in decision.rejections] == [Reason.STALE, Reason.AOT_ONLY]
     assert ex.fix(decision.rejections[0], host, info) == ex.from_index("cu130", __version__)
-    restarted = replace(host, stale=Stale("those of today", "those of yesterday", restart=True))
+    restarted = replace(host, stale=Rejection(Reason.STALE, "those of today", "those of yesterday", passing=True))
     assert ex.fix(decision.rejections[0], restarted, info) == "restart this process"
 
 
 def test_a_damaged_cubin_falls_back_to_the_next_best() -> None:
     info = ex.build_info("sm_80 sm_86 sm_89 compute_80")
     machine = ex.host(gpu="8.9", build_with=ex.builders())
-    bad: dict[str, str] = {}
+    bad: dict[str, Rejection] = {}
     chosen = []
     for _ in range(5):
         decision = decide(machine, info, AUTO, CUDA, bad)
         assert isinstance(decision, UsePrebuilt | BuildJit)
         target = decision.images[0][1].target
         chosen.append(f"{type(decision).__name__} {target}")
-        bad[f"device/rms_norm.{target}.{'ptx' if target.kind.value == 'compute' else 'cubin'}"] = "truncated"
+        bad[f"device/rms_norm.{target}.{'ptx' if target.kind.value == 'compute' else 'cubin'}"] = damaged("truncated")
     assert chosen == [
         *("UsePrebuilt sm_89", "UsePrebuilt sm_86", "UsePrebuilt sm_80", "UsePrebuilt compute_80"),
         "BuildJit sm_89",
@@ -190,7 +192,7 @@ def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
     named = {r.candidate: r for r in decision.rejections if r.reason is Reason.NO_LZMA}
     assert set(named) == {"device/rms_norm.sm_90.cubin", "device/rms_norm.compute_90.ptx"}, "sm_75 fits nothing here"
     for why in named.values():
-        assert why.wanted == "a Python that was compiled with liblzma-dev, to unpack it"
+        assert why.needed == "a Python that was compiled with liblzma-dev, to unpack it"
         assert why.found == "Python 3.12 without: No module named '_lzma'"
     assert isinstance(decide(machine, ex.build_info("sm_90"), AUTO, CPU), UsePrebuilt)
 
@@ -198,7 +200,7 @@ def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
 def test_a_machine_build_is_mended_by_building_it_again() -> None:
     info = replace(ex.build_info(label=""), mode=BuildMode.MACHINE)
     machine = ex.host(build_with=ex.builders())
-    why = only(decide(machine, info, AUTO, CPU, {FITTING.path: "empty"}), Reason.DAMAGED)
+    why = only(decide(machine, info, AUTO, CPU, {FITTING.path: damaged("empty")}), Reason.DAMAGED)
     assert ex.fix(why, machine, info).startswith("CUDA_EXT=1 pip install --force-reinstall")
 
 
@@ -220,7 +222,7 @@ def test_a_pure_wheel_says_why_it_is_one() -> None:
 
 def test_a_wheel_without_host_libraries_says_so() -> None:
     decision = decide(ex.host(), ex.build_info(host_files=()), AUTO, CPU)
-    assert only(decision, Reason.NO_PREBUILT).wanted == "a host library"
+    assert only(decision, Reason.NO_PREBUILT).needed == "a host library"
 
 
 def test_a_family_that_the_wheel_has_no_device_code_for() -> None:
@@ -229,7 +231,7 @@ def test_a_family_that_the_wheel_has_no_device_code_for() -> None:
     decision = decide(ex.host(build_with=ex.builders()), info, AUTO, Need("softmax", "cuda"))
     assert isinstance(decision, BuildJit)
     assert decision.host == library
-    assert only(decision, Reason.FAMILY).wanted == "device code of softmax"
+    assert only(decision, Reason.FAMILY).needed == "device code of softmax"
     assert not any("rms_norm" in r.candidate for r in decision.rejections)
 
 
@@ -382,8 +384,8 @@ def test_a_cpu_level_that_the_machine_lacks_is_refused_whatever_would_be_loaded(
 def test_another_system_is_refused_in_one_sentence() -> None:
     machine = ex.host(system="Windows", torch=None, build_with=None)
     decision = decide(machine, None, AUTO, CUDA)
-    assert decision == Refuse((Rejection("host", "all", Reason.SYSTEM, "Linux", "Windows"),))
-    assert str(decision.rejections[0]) == "host: all: system: wanted Linux; found Windows"
+    assert decision == Refuse((Rejection(Reason.SYSTEM, "Linux", "Windows", "all", "host"),))
+    assert str(decision.rejections[0]) == "host: all: system: needs Linux; found Windows"
 
 
 def test_every_reason_is_shown_refusing_somewhere_here() -> None:
@@ -392,6 +394,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
     none = ex.builders(None, compiler=False, ninja=False)
     unfit = tuple(file for file, _, reason, _, _ in UNFIT if reason is not Reason.TORCH_ABI)
     files = tuple(replace(file, path=f"host/{i}.so") for i, file in enumerate(unfit))
+    bad_image = {"device/rms_norm.sm_75.cubin": damaged("x")}
     shown = [
         decide(ex.host(system="Windows"), None, AUTO, CPU),
         decide(ex.host(torch=None), None, off, CPU),
@@ -402,11 +405,13 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(build_with=none), pure, AUTO, CUDA),
         decide(ex.host(), None, jit, CUDA),
         decide(ex.host(glibc="2.17"), ex.build_info("sm_75", host_files=files), aot, CUDA),
-        decide(ex.host(), ex.build_info(""), aot, CPU, {FITTING.path: Unopened("exec", "noexec")}),
-        decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin": "x"}),
+        decide(ex.host(), ex.build_info(""), aot, CPU, {FITTING.path: Rejection(Reason.UNOPENED, "exec", "noexec")}),
+        decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, bad_image),
         decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
         decide(ex.host(torch=ex.torch_info("2.9.1")), ex.build_info(), AUTO, CUDA),
-        decide(ex.host(), ex.build_info(), AUTO, CPU, {FITTING.path: Unopened("a policy", "another")}),
+        decide(
+            ex.host(), ex.build_info(), AUTO, CPU, {FITTING.path: Rejection(Reason.UNOPENED, "a policy", "another")}
+        ),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
         decide(stale_host(), ex.build_info("sm_90"), aot, CUDA),
         decide(ex.host(gpu="10.3"), ex.build_info(host_files=(BAD,)), aot, CUDA),
@@ -429,7 +434,7 @@ def test_a_refusal_names_each_missing_thing_once() -> None:
     decision = decide(ex.host(torch=old, build_with=clang), ex.build_info(host_files=()), AUTO, CPU)
     assert isinstance(decision, Refuse)
     assert [(why.piece, why.reason) for why in decision.rejections] == [("torch", Reason.NO_COMPILER)]
-    assert decision.rejections[0].wanted == "g++, for torch 2.9.1"
+    assert decision.rejections[0].needed == "g++, for torch 2.9.1"
 
 
 def test_values_are_values() -> None:

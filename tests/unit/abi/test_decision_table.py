@@ -56,7 +56,7 @@ def test_every_combination_is_decided_as_its_row_says(case: tuple[str, ...]) -> 
     assert outcome(decision) == row.outcome
     rejections = all_rejections(decision)
     assert set(row.reasons.split()) <= {rejection.reason.value for rejection in rejections}
-    assert all(rejection.wanted and rejection.found for rejection in rejections)
+    assert all(rejection.needed and rejection.found for rejection in rejections)
     assert bool(rejections) or row.outcome == "prebuilt"
     if row.mode in ("auto, aot", "aot", "none"):
         assert not looked, "no compiler is looked for"

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from precast._abi.decide import decide
 from precast._abi.decision import all_rejections
-from precast._abi.remedy import actions_for
+from precast._abi.fixes import actions_for
 from precast._abi.settings import Settings
 from precast.core.explain import environment, explain, rejection_lines, top_reason
 from precast.core.reasons import Need, Reason, Rejection
+from precast.errors import KernelUnavailable
 from tests.kit import hosts as ex
 
 MACHINE = ex.host(gpu="7.0", build_with=ex.builders())
@@ -15,13 +16,15 @@ DECISION = decide(MACHINE, INFO, Settings(), Need(ex.FAMILY, "cuda"))
 
 def test_a_refusal_in_words() -> None:
     rejections = all_rejections(DECISION)
-    text = explain(
-        "rms_norm on cuda: nothing serves it",
+    error = explain(
+        KernelUnavailable,
+        "on cuda: nothing serves it",
         rejections,
         environment(MACHINE, "precast 1.0+cu130"),
         actions_for(rejections, fix),
+        about="rms_norm",
     )
-    assert text.splitlines() == [
+    assert str(error).splitlines() == [
         "rms_norm on cuda: nothing serves it",
         (
             "  cuda:0  3 files (sm_75, sm_90, compute_90)  rejected (arch): "
@@ -46,7 +49,8 @@ def fix(why: Rejection) -> str:
 
 
 def test_at_most_three_actions_and_each_once() -> None:
-    text = explain("no", [glibc("do 0")], "", ["do 0", "do 1", "do 2", "do 3"], "the doctor")
+    error = explain(KernelUnavailable, "no", [glibc("do 0")], "", ["do 0", "do 1", "do 2", "do 3"], more="the doctor")
+    text = str(error)
     assert text.splitlines()[-4:] == [
         "  fix     1) do 0",
         "          2) do 1",
@@ -54,15 +58,16 @@ def test_at_most_three_actions_and_each_once() -> None:
         "  more    the doctor",
     ]
     assert "env" not in text
+    assert error.brief("do 1").splitlines()[-2:] == ["  fix     1) do 0", "          2) do 2"]
     assert offered(glibc("do 0"), glibc("do 1"), glibc("do 0")) == ("do 0",), "one file that fits is enough"
 
 
 def glibc(fix: str = "", piece: str = "host") -> Rejection:
-    return Rejection(piece, f"{piece}/a.so", Reason.GLIBC, "a", fix or "b")
+    return Rejection(Reason.GLIBC, "a", fix or "b", f"{piece}/a.so", piece)
 
 
 def jit(reason: Reason, fix: str = "", piece: str = "host") -> Rejection:
-    return Rejection(piece, "jit", reason, "a", fix or "b")
+    return Rejection(reason, "a", fix or "b", "jit", piece)
 
 
 def offered(*rejections: Rejection) -> tuple[str, ...]:
@@ -83,20 +88,20 @@ def test_a_way_with_something_that_no_command_removes_is_not_offered() -> None:
     assert offered(jit(Reason.NO_COMPILER, "get g++"), dead) == ()
     assert offered(glibc(), jit(Reason.NO_COMPILER, "get g++")) == ("get g++",)
     assert offered(glibc("a wheel", "cuda:0"), glibc()) == (), "the wheel would not serve the host"
-    blocked = [Rejection("host", "all", Reason.JIT_OFF, "a", "allow"), jit(Reason.NO_NINJA, "get ninja")]
+    blocked = [Rejection(Reason.JIT_OFF, "a", "allow", "all", "host"), jit(Reason.NO_NINJA, "get ninja")]
     assert offered(*blocked) == ("allow",)
-    assert offered(*blocked, Rejection("cuda", "all", Reason.NO_GPU, "a", "b")) == ()
+    assert offered(*blocked, Rejection(Reason.NO_GPU, "a", "b", "all", "cuda")) == ()
 
 
 def test_pieces_are_not_mixed_up() -> None:
-    alike = [Rejection(piece, "jit", Reason.NO_NVRTC, "NVRTC", "none") for piece in ("cuda:0", "cuda:1")]
+    alike = [Rejection(Reason.NO_NVRTC, "NVRTC", "none", "jit", piece) for piece in ("cuda:0", "cuda:1")]
     assert len(rejection_lines(alike)) == 2
     assert rejection_lines([]) == ()
 
 
 def test_files_are_named_by_what_tells_them_apart() -> None:
     unfit = [
-        Rejection("host", f"host/{name}.so", Reason.TORCH_ABI, name, "torch 2.9.0")
+        Rejection(Reason.TORCH_ABI, name, "torch 2.9.0", f"host/{name}.so", "host")
         for name in ("torch-stable-2.10", "torch-2.8-cxx1")
     ]
     (line,) = rejection_lines(unfit)
@@ -107,9 +112,9 @@ def test_files_are_named_by_what_tells_them_apart() -> None:
 
 
 def test_the_reason_for_a_log_line() -> None:
-    arch = Rejection("cuda:0", "device/rms_norm.sm_75.cubin", Reason.ARCH, "7.5", "9.0")
-    damaged = Rejection("cuda:0", "device/rms_norm.sm_90.cubin", Reason.DAMAGED, "the file that was built", "2 bytes")
-    library = Rejection("host", "host/a.so", Reason.GLIBC, "glibc 2.28", "2.17")
+    arch = Rejection(Reason.ARCH, "7.5", "9.0", "device/rms_norm.sm_75.cubin", "cuda:0")
+    damaged = Rejection(Reason.DAMAGED, "the file that was built", "2 bytes", "device/rms_norm.sm_90.cubin", "cuda:0")
+    library = Rejection(Reason.GLIBC, "glibc 2.28", "2.17", "host/a.so", "host")
     assert top_reason([arch, damaged, library], "cuda:0") == ("device/rms_norm.sm_90.cubin is corrupted (2 bytes)")
     assert top_reason([arch], "cuda:0") == "device/rms_norm.sm_75.cubin needs 7.5; found 9.0"
     assert top_reason([library, arch]) == "host/a.so needs glibc 2.28; found 2.17"

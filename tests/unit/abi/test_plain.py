@@ -69,4 +69,4 @@ def test_it_does_not_where_another_kernel_would_change_nothing(host: Host, need:
 def test_intel_gpus_have_no_kernels(host: Host, wanted: str) -> None:
     refused = decide(host, ex.build_info("sm_90"), AUTO, XPU)
     assert isinstance(refused, Refuse)
-    assert [(r.reason, r.wanted) for r in refused.rejections] == [(Reason.XPU, wanted)]
+    assert [(r.reason, r.needed) for r in refused.rejections] == [(Reason.XPU, wanted)]

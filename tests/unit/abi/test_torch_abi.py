@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from precast.core.torch_abi import AnyTorch, Exact, Stable, fits, is_git_version, parse_torch_abi, wanted
+from precast.core.torch_abi import AnyTorch, Exact, Stable, fits, is_git_version, needed, parse_torch_abi
 from precast.core.version import Release, TorchVersion
 
 GIT = "b4e4ee81d3" + "0" * 30
@@ -78,7 +78,7 @@ def test_a_commit_fits_itself_in_its_own_cxx_abi() -> None:
 
 
 def test_abis_say_what_they_want() -> None:
-    assert wanted(parse_torch_abi("torch-table-1")) == "any torch"
-    assert wanted(parse_torch_abi("torch-stable-2.10")) == "torch 2.10 or newer"
-    assert wanted(parse_torch_abi("torch-2.6-cxx0")) == "torch 2.6 with cxx11 ABI 0"
-    assert wanted(parse_torch_abi(f"torch-2.10-cxx1-git{GIT}")) == "the torch 2.10 of git b4e4ee81d3"
+    assert needed(parse_torch_abi("torch-table-1")) == "any torch"
+    assert needed(parse_torch_abi("torch-stable-2.10")) == "torch 2.10 or newer"
+    assert needed(parse_torch_abi("torch-2.6-cxx0")) == "torch 2.6 with cxx11 ABI 0"
+    assert needed(parse_torch_abi(f"torch-2.10-cxx1-git{GIT}")) == "the torch 2.10 of git b4e4ee81d3"

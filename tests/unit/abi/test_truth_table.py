@@ -25,7 +25,7 @@ from precast._abi.decision import (
 )
 from precast._abi.settings import JitMode, Settings
 from precast.core.host import Host
-from precast.core.reasons import JIT_CANDIDATE, Need, Reason, Rejection
+from precast.core.reasons import JIT_CANDIDATE, Need, Reason, Rejection, damaged
 from tests.kit import hosts as ex
 
 CUDA = Need(ex.FAMILY, "cuda")
@@ -248,7 +248,7 @@ TORCHES = [
 def test_library_and_binding(row: Torch) -> None:
     torch = ex.torch_info(row.torch, cxx11=row.cxx11, git=row.git)
     info = ex.build_info("", label="cpu", host_files=tuple(ex.host_file(abi) for abi in row.wheel.split()))
-    bad = {OWN_FUNCTIONS: row.bad} if row.bad else {}
+    bad = {OWN_FUNCTIONS: damaged(row.bad)} if row.bad else {}
     host = ex.host(torch=torch, gpu="", driver=None, build_with=ex.builders(None))
     decision = decide(host, info, Settings(), CPU, bad)
     if isinstance(decision, Refuse):
@@ -295,7 +295,7 @@ def test_a_12_driver_under_cu130_is_sent_to_a_label_of_cuda_12() -> None:
     drivers = [r for r in decision.rejections if r.reason is Reason.DRIVER]
     offered = {ex.fix(r, machine, ex.build_info()) for r in drivers if r.candidate != "jit"}
     assert offered == {ex.from_index("cu129")}
-    assert all("CUDA 12.4" in r.found and "13.0" in r.wanted for r in drivers)
+    assert all("CUDA 12.4" in r.found and "13.0" in r.needed for r in drivers)
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (lambda e: (e / "softmax.cubin").unlink(), "softmax.cubin: No such file"),
     "no meta": (lambda e: (e / "meta.json").unlink(), "meta.json: No such file"),
     "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json: $: not JSON"),
-    "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json: $: wanted an object"),
-    "half": (lambda e: edit(e, payload=None), "payload: wanted a string"),
+    "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json: $: needed an object"),
+    "half": (lambda e: edit(e, payload=None), "payload: needed a string"),
     "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "holds the inputs of"),
-    "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload: wanted a plain file name"),
+    "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload: needed a plain file name"),
     "a link": (link, "softmax.cubin: a link, not a regular file"),
 }
 
@@ -172,7 +172,7 @@ def test_the_nearest_entry_differs_least(tmp_path: Path, keep: Keep) -> None:
     )
     found = cache_tools.nearest(tmp_path, wanted)
     assert found is not None and found[0].label == str(near)
-    assert [(d.field, d.wanted, d.found) for d in found[1]] == [
+    assert [(d.field, d.needed, d.found) for d in found[1]] == [
         ("options", "-g", None),
         ("sources/b.cuh", None, "3"),
         ("sources/c.cuh", "2", None),
@@ -182,6 +182,6 @@ def test_the_nearest_entry_differs_least(tmp_path: Path, keep: Keep) -> None:
 
 def test_of_two_lists_only_what_differs_is_told() -> None:
     (swapped,) = cache_tools.differences({"flags": ["a", "b"]}, {"flags": ["b", "a"]})
-    assert (swapped.wanted, swapped.found) == ("a b", "the same in another order or number: b a")
+    assert (swapped.needed, swapped.found) == ("a b", "the same in another order or number: b a")
     (other,) = cache_tools.differences({"flags": ["a", "b"]}, {"flags": ["b", "c", "d"]})
-    assert (other.wanted, other.found) == ("a", "c d")
+    assert (other.needed, other.found) == ("a", "c d")

@@ -50,7 +50,7 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
     ("old", "new", "said"),
     [
         ("devices", "device_types", r"csrc/half/family\.toml\.family\.half: devices is missing"),
-        ("[[public]]", "late = 1\n[[public]]", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
+        ("[[public]]", "late = 1\n[[public]]", r"csrc/half/family\.toml\.late: needed bool, found 1"),
         ("[[public]]", "order = 3\n[[public]]", r"csrc/half/family\.toml: nobody reads order"),
         ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
         ("[autocast]", "[replaces.third]\n[autocast]", r"csrc/half/family\.toml\.replaces: third is not public"),
@@ -75,7 +75,7 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
         (
             'ops = ["halve"]\n',
             "",
-            r"public\[\['half'\]\]: wanted .* public names under one of ops, optim, nn",
+            r"public\[\['half'\]\]: needed .* public names under one of ops, optim, nn",
         ),
         ('ops = ["halve"]\n', 'ops = ["halve"]\nnn = ["halve"]\n', r"two descriptions have a public name 'halve'"),
     ],

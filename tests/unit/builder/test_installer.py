@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._builder import installer, trust
 from precast.core import pip
 from precast.core.host import Installer
@@ -89,10 +89,10 @@ def test_the_record_of_another_copy_says_nothing_of_this_one(package: Path, tmp_
 def test_an_installation_whose_manifest_is_lost_is_restored_by_its_metadata() -> None:
     labelled = Installer(version="1.0+cu121", wheel="/w/a.whl", sources="/src")
     url = "https://host/precast"
-    assert remedy.restore(labelled, url).endswith(f'"precast==1.0+cu121" --index-url {url}/cu121/')
-    assert remedy.restore(labelled, None) == "pip install --force-reinstall --no-deps /w/a.whl"
-    assert remedy.restore(Installer(sources="/src"), url).startswith("CUDA_EXT=1 pip install")
-    assert remedy.restore(Installer(version="1.0+mine"), url) == "", "no label of ours"
+    assert fixes.restore(labelled, url).endswith(f'"precast==1.0+cu121" --index-url {url}/cu121/')
+    assert fixes.restore(labelled, None) == "pip install --force-reinstall --no-deps /w/a.whl"
+    assert fixes.restore(Installer(sources="/src"), url).startswith("CUDA_EXT=1 pip install")
+    assert fixes.restore(Installer(version="1.0+mine"), url) == "", "no label of ours"
 
 
 def test_another_folder_for_builds_is_one_that_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

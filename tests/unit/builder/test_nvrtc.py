@@ -111,7 +111,7 @@ def test_a_label_takes_its_exact_version_only(tmp_path: Path, put: Callable[...,
     (tmp_path / "other" / "nvidia_cuda_nvrtc-13.0.88.dist-info").mkdir()
     assert find(tmp_path, "13.0.88").version == "13.0.88"
     found, looked_at = nvrtc.find_nvrtc(None, None, "13.0.89", site_dirs=[tmp_path / "other"])
-    assert found is None and any("version 13.0.88, wanted 13.0.89" in line for line in looked_at)
+    assert found is None and any("version 13.0.88, needed 13.0.89" in line for line in looked_at)
 
 
 def test_every_place_is_named_when_there_is_none(tmp_path: Path) -> None:

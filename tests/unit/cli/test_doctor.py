@@ -125,8 +125,8 @@ def test_a_switch_that_had_no_effect_is_said_with_the_command_that_has(
     monkeypatch.setenv("CUDA_EXT", "1")
     facts = examine(ex.host())
     assert "CUDA_EXT=1 is set now and was without effect" in facts["build"]["note"]
-    assert "pip install --force-reinstall --no-deps --no-cache-dir" in facts["build"]["remedy"]
-    assert facts["build"]["remedy"] in doctor.to_text(facts)
+    assert "pip install --force-reinstall --no-deps --no-cache-dir" in facts["build"]["fix"]
+    assert facts["build"]["fix"] in doctor.to_text(facts)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_stale_files_are_told_apart_from_the_code_that_does_not_use_them(
     text = doctor.to_text(facts, verbose=True)
     assert f"\n\nprecast {__version__}+cu130, torch " in text, "this line is about the code"
     assert "\n  build     9.9.9+cu130, release" in text, "and this one about what was built"
-    wanted = f"wanted files of precast {__version__}; found those of precast 9.9.9"
+    wanted = f"needed files of precast {__version__}; found those of precast 9.9.9"
     assert f"\n  note      the prebuilt files are not used: {wanted}\n" in text
-    assert facts["build"]["remedy"].startswith("CUDA_EXT=1 ")
+    assert facts["build"]["fix"].startswith("CUDA_EXT=1 ")
     assert facts["ok"] and kernels(facts)["cpu_adam_x86"] == "jit" and "stale" in reasons(facts, "cpu_adam_x86")
     monkeypatch.setenv("PRECAST_JIT", "aot")
     refused = examine(ex.host())

@@ -50,7 +50,7 @@ def test_a_trace_names_every_candidate_with_wanted_found_and_fix(
         assert f"cuda:0  device/rms_norm.{target}.cubin  passed over (arch)" in out
     assert "cuda:0  jit  passed over (no-nvrtc)" in out and "found   compute capability 12.1" in out
     facts = json.loads(precast("why", "rms_norm", "--device", "cuda", "--json")[1])
-    assert not facts["ok"] and all(r["wanted"] and r["found"] for r in facts["traces"][0]["rejections"])
+    assert not facts["ok"] and all(r["needed"] and r["found"] for r in facts["traces"][0]["rejections"])
 
 
 def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
@@ -71,7 +71,7 @@ def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
     cache.store(BuildKey("softmax", older), tmp_path / "softmax.cubin", 1.0)
     status, out, _ = precast(*ask)
     assert status == 0 and f"cache miss: {key}" in out and "the nearest entry, softmax/" in out
-    assert "nvrtc: wanted 13.0.88; found 12.9.86" in out and "sources/csrc/gpu/device.cuh: wanted " in out
+    assert "nvrtc: needed 13.0.88; found 12.9.86" in out and "sources/csrc/gpu/device.cuh: needed " in out
 
     cache.store(key, tmp_path / "softmax.cubin", 1.0)
     assert f"cuda:0  cache hit: {cache.lookup(key)}" in precast(*ask)[1]
@@ -249,7 +249,7 @@ def test_for_intel_gpus_there_is_plain_torch_or_the_reason_why_not(precast: Prec
     assert status == 0 and "softmax on xpu: torch" in out and "passed over (xpu)" in out
     pretend(ROCM)
     status, out, _ = precast("why", "softmax", "--device", "xpu")
-    assert status == 1 and "xpu  all  passed over (xpu)" in out and "wanted  an XPU build of torch" in out
+    assert status == 1 and "xpu  all  passed over (xpu)" in out and "needed  an XPU build of torch" in out
 
 
 def test_a_family_for_the_cpu_alone_is_not_told_of_plain_torch(precast: Precast, pretend: Pretend) -> None:

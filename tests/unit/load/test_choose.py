@@ -14,7 +14,7 @@ from precast._load import probe, verdict
 from precast._load.choose import choose, choose_on
 from precast.core.host import Builders, Host
 from precast.core.manifest import BuildInfo, DeviceFile
-from precast.core.reasons import Need, Reason
+from precast.core.reasons import Need, Reason, damaged
 from tests.kit import fakes
 from tests.kit import hosts as ex
 
@@ -95,7 +95,7 @@ def test_a_python_without_lzma_builds_device_code_and_keeps_the_library(
 
 
 def test_what_an_earlier_turn_found_bad_is_not_read_again(c_dir: Path, info: BuildInfo, looks: list[Settings]) -> None:
-    bad = {"host/kernels-x86_64.so": "the dynamic linker refuses it"}
+    bad = {"host/kernels-x86_64.so": damaged("the dynamic linker refuses it")}
     choice = choose_on(h200(), info, Settings(), CPU, bad)
     assert isinstance(choice.decision, BuildJit) and choice.bad == bad and choice.contents == {}
     assert len(looks) == 1 and choice.builders == ex.builders()

@@ -92,7 +92,7 @@ def test_one_gpu_of_two(snapshot: Snapshot) -> None:
     choice = choose_on(host, ex.build_info("sm_90"), AUTO, verdict.Need(ex.FAMILY, "cuda"))
     assert not isinstance(choice.decision, verdict.Refuse)
     ((index, why),) = choice.decision.refused
-    keep(snapshot, "one-gpu-of-two", verdict.gpu_refusal(choice, index, why))
+    keep(snapshot, "one-gpu-of-two", str(verdict.gpu_refusal(choice, index, why)))
 
 
 @pytest.mark.usefixtures("_nothing_is_verified")

@@ -33,7 +33,7 @@ def test_a_row_is_about_its_versions_its_gpu_and_machine_code(row: known_bad.Kno
         code = CompiledCode.parse(f"sm_{row.gpu.number}:{compiler}:{row.first}")
         families = row.families or (OTHER,)
         assert row.covers(code, families) and row.covers(replace(code, version=f"{row.first}.1"), families)
-        assert row.source in row.found(code) and row.fixed in row.wanted
+        assert row.source in row.against(code).found and row.fixed in row.against(code).needed
         other_gpu = replace(code.target, capability=ComputeCapability(8, 0))
         for other in (
             replace(code, version=row.fixed),
@@ -84,7 +84,7 @@ def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Importing:
 def test_a_guard_warns_of_code_that_this_gpu_takes(importing: Importing) -> None:
     bad = ("sm_120:nvcc:13.0.88",)
     (said,) = importing(OTHER, bad, "12.0")
-    assert said.startswith("their_ops.scale may be wrong on this GPU: needs code by nvcc 13.1 or newer")
+    assert said.startswith("their_ops.scale may be wrong on this GPU: known-bad: needs code by nvcc 13.1 or newer")
     assert "found sm_120 by nvcc 13.0.88: a GEMM with CuTe" in said and "13.1.1/cuda-toolkit-release-notes" in said
     assert importing(OTHER, bad, "12.1") == [said], "there is no nearer code"
     assert importing(OTHER, bad, "12.1", code=("sm_121:13.0",)) == []

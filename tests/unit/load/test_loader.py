@@ -15,7 +15,8 @@ from precast._abi.settings import Settings
 from precast._load import handover, jit, loader, prebuilt, probe
 from precast._load.source import Source
 from precast.core.capability import GpuTarget
-from precast.core.host import Host, Stale
+from precast.core.host import Host
+from precast.core.reasons import Reason, Rejection
 from precast.errors import JitDisabled, KernelIncompatible, KernelUnavailable
 from tests.kit import fakes, spawn
 from tests.kit import hosts as ex
@@ -82,7 +83,7 @@ def test_files_that_are_out_of_date_are_told_once_in_a_process(
 ) -> None:
     fakes.write_installation(c_dir, toy_library)
     on_host(monkeypatch, ex.host())
-    stale = Stale("files of precast 2", "those of precast 1")
+    stale = Rejection(Reason.STALE, "files of precast 2", "those of precast 1")
     monkeypatch.setattr(prebuilt, "judged", lambda host, info: dataclasses.replace(host, stale=stale))
     monkeypatch.setattr(jit, "build_host", lambda *_: Source("jit", toy_library, ""))
     with caplog.at_level(logging.WARNING, "precast"):

@@ -18,8 +18,8 @@ from precast._builder import packing
 from precast._load import prebuilt, verdict
 from precast._version import __version__
 from precast.core import verify
-from precast.core.host import Stale
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast.core.reasons import Rejection
 from precast.core.version import Label
 from precast.errors import KernelIncompatible
 from tests.kit import fakes, odd
@@ -218,13 +218,13 @@ def test_an_odd_file_in_the_place_of_a_shipped_one_is_damage(c_dir: Path, toy_li
         assert said.endswith("not a regular file") or said == f"it has {odd.HUGE} bytes instead of {file.bytes}"
 
 
-def judged(**changes: object) -> Stale | None:
+def judged(**changes: object) -> Rejection | None:
     """What is said of an installation whose manifest differs in this from one of today."""
     info = fakes.write_installation(prebuilt.C_DIR, None, {"sm_90": fakes.cubin(90)})
     return prebuilt.judged(ex.host(), dataclasses.replace(info, **changes)).stale
 
 
-def stale_fix(stale: Stale, **changes: object) -> str:
+def stale_fix(stale: Rejection, **changes: object) -> str:
     info = fakes.write_installation(prebuilt.C_DIR, None, {"sm_90": fakes.cubin(90)})
     host = dataclasses.replace(ex.host(installer=None), stale=stale)
     return verdict.stale_fix(host, dataclasses.replace(info, **changes), Settings())
@@ -249,7 +249,7 @@ def test_files_of_this_very_code_are_not_stale() -> None:
 def test_files_of_another_version_are_stale_and_a_checkout_is_built_from() -> None:
     stale = judged(version="9.9.9")
     assert stale is not None
-    assert (stale.wanted, stale.found) == (f"files of precast {__version__}", "those of precast 9.9.9")
+    assert (stale.needed, stale.found) == (f"files of precast {__version__}", "those of precast 9.9.9")
     checkout = Path(__file__).resolve().parents[3]
     fix = stale_fix(stale, version="9.9.9")
     assert fix.startswith("CUDA_EXT=1 ") and fix.endswith(f" {checkout}")
@@ -259,7 +259,7 @@ def test_files_of_another_version_are_stale_and_a_checkout_is_built_from() -> No
 def test_files_of_other_sources_are_stale() -> None:
     stale = judged(source_digest="0" * 64)
     assert stale is not None and stale.found == "those of 000000000000"
-    assert stale.wanted == f"files of the sources {fakes.sources_digest()[:12]}"
+    assert stale.needed == f"files of the sources {fakes.sources_digest()[:12]}"
 
 
 @pytest.mark.usefixtures("_fresh")

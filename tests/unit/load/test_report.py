@@ -19,6 +19,6 @@ from precast._version import __version__
 )
 def test_an_installation_without_a_manifest_says_why(error: str | None, note: str) -> None:
     said = report.describe_build(SimpleNamespace(manifest=(None, error)))  # type: ignore[arg-type]
-    assert (said["manifest_error"], said["note"], said["remedy"]) == (error, note, "")
+    assert (said["manifest_error"], said["note"], said["fix"]) == (error, note, "")
     assert (said["version"], said["mode"], said["label"], said["commit"]) == (__version__, None, None, None)
     assert (said["host_files"], said["device_files"], said["compilers"]) == ([], [], {})

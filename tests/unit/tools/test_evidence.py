@@ -80,7 +80,7 @@ def run_with(**changes: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "wanted an object, found list"),
+        ([], "needed an object, found list"),
         (FILE | {"schema": 2}, "schema must be 1"),
         (FILE | {"extra": 1}, "nobody reads extra"),
         (FILE | {"date": "yesterday"}, "date"),
@@ -97,7 +97,7 @@ def run_with(**changes: object) -> dict[str, Any]:
         (run_with(machine="riscv64"), "matrix.toml has no such torch"),
         (run_with(host="torch-2.9-cxx1"), "it is bound by torch-table-1, not torch-2.9-cxx1"),
         (run_with(wheel="cu125"), "no label 'cu125'"),
-        (run_with(wheel=7), "wheel: wanted str, found 7"),
+        (run_with(wheel=7), "wheel: needed str, found 7"),
         (run_with(device="tpu"), "device must be one of cpu, cuda"),
         (run_with(device="cuda"), "a GPU needs a CUDA build of torch"),
         (FILE | {"runs": [GPU_RUN | {"wheel": "cpu"}]}, "a wheel with device code"),

@@ -251,7 +251,7 @@ def test_a_yank_names_something_and_stays(house: Path, tmp_path: Path, capsys: p
     for line, message in (
         ('"1.1" = "broken"', "yanked.toml: 1.1: no such version or file"),
         ('"1.0" = " "', "yanked.toml: 1.0: the reason is empty"),
-        ('"1.0" = 1', "yanked.toml: yanked.toml.yanked.1.0: wanted str, found 1"),
+        ('"1.0" = 1', "yanked.toml: yanked.toml.yanked.1.0: needed str, found 1"),
         ('"1.0"', "yanked.toml: "),
     ):
         assert run(house, "--out", tmp_path / "site", "--yanked", yanks(listed, line)) == 1

@@ -215,9 +215,9 @@ def test_what_repeats_the_matrix_agrees_with_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_page_without_its_table_is_refused() -> None:
     known = matrix.load(ROOT / "matrix.toml")
-    with pytest.raises(tables.KernelError, match=r"wanted one table below '\| Label \| For"):
+    with pytest.raises(tables.KernelError, match=r"needed one table below '\| Label \| For"):
         tables.readme(known, "# A page\n")
-    with pytest.raises(tables.KernelError, match="wanted one place with"):
+    with pytest.raises(tables.KernelError, match="needed one place with"):
         tables.wheels(known, (ROOT / "docs/concepts/wheels.md").read_text().replace("ways to have torch", "hosts"))
 
 

@@ -93,13 +93,13 @@ def test_its_moment_is_that_of_the_first_file_of_the_archive(audited: Audited) -
     first, *rest = audited.wheel.entries
     later = replace(first, moment=(2023, 11, 14, 22, 13, 22))
     after = replace(audited, wheel=replace(audited.wheel, entries=(first, later, *rest)))
-    assert [v.check for v in check_sbom(after)] == [v.check for v in check_sbom(audited)] == []
+    assert [v.reason for v in check_sbom(after)] == [v.reason for v in check_sbom(audited)] == []
     before = replace(audited, wheel=replace(audited.wheel, entries=(later, first, *rest)))
-    assert [v.check for v in check_sbom(before)] == ["timestamp"]
+    assert [v.reason for v in check_sbom(before)] == ["timestamp"]
 
 
 def test_it_is_held_against_the_manifest(audited: Audited) -> None:
-    found = {v.where for v in check_sbom(replace(audited, manifest=replace(INFO, host=INFO.host[:1])))}
+    found = {v.candidate for v in check_sbom(replace(audited, manifest=replace(INFO, host=INFO.host[:1])))}
     assert found == {f"precast/_C/{file.path}" for file in INFO.host[1:]} | {
         "pkg:pypi/torch@2.6.0",
         "pkg:pypi/torch@2.9.1",

@@ -64,7 +64,7 @@ def test_the_layout_of_a_cubin_follows_compiler_and_gpu(target: str, nvrtc: str,
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (("nvrtc", nvrtc),), (), (file,))
     for found in (12, 13):
         facts = binaries.DeviceFacts(target, found, nvrtc, None, frozenset({"k"}))
-        wrong = [violation.check for violation in device_claims(file, facts, info)]
+        wrong = [violation.reason for violation in device_claims(file, facts, info)]
         assert wrong == ([] if found == layout else ["layout"])
 
 
@@ -77,7 +77,7 @@ def test_ptx_of_another_isa_than_its_toolkit_writes_is_refused(checkout: Path) -
         image = PTX.replace(b".version 9.0", f".version {isa}".encode())
         wheel = SimpleNamespace(files={f"precast/_C/{file.path}": b""})
         audited: Any = SimpleNamespace(info=info, matrix=known, wheel=wheel, image=lambda file, image=image: image)
-        assert [violation.check for violation in targets._device_files(audited)] == wrong
+        assert [violation.reason for violation in targets._device_files(audited)] == wrong
 
 
 def test_build_paths_are_found_and_common_places_are_not() -> None:

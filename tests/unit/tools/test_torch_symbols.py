@@ -93,5 +93,5 @@ def test_the_adapter_asks_for_nothing_but_what_was_seen_in_torch(checkout: Path,
 
 def test_a_pre_release_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove_classic, "_run", lambda command, site: '["2.9.0a0", true, "/torch/__init__.py", null]')
-    with pytest.raises(KernelError, match="wanted a release"):
+    with pytest.raises(KernelError, match="needed a release"):
         prove_classic.prove("python", Settings(), record=False)

@@ -162,5 +162,5 @@ def test_a_slim_wheel_is_tried_beside_a_torch_of_its_minor_alone(
 
 
 def test_a_torch_that_is_not_there_is_not_smoked(tmp_path: Path) -> None:
-    with pytest.raises(smoke.SmokeFailed, match="wanted one torch, found 0"):
+    with pytest.raises(smoke.SmokeFailed, match="needed one torch, found 0"):
         smoke.torch_in(tmp_path)

@@ -88,7 +88,7 @@ def test_two_builds_that_differ_are_told_apart_by_file_and_byte(tmp_path: Path) 
     for folder, extra in (("one", {}), ("two", {"b.py": b"print(1)\n", "c.py": b""})):
         (tmp_path / folder).mkdir()
         write_wheel(tmp_path / folder / NAME, INFO, {**FILES, **extra}, EPOCH)
-    found = {v.where: v.found for v in differences(tmp_path / "one" / NAME, tmp_path / "two" / NAME)}
+    found = {v.candidate: v.found for v in differences(tmp_path / "one" / NAME, tmp_path / "two" / NAME)}
     assert "from byte 6 on" in found["b.py"] and found["c.py"].startswith("in ") and f"{INFO}/RECORD" in found
     assert list(differences(tmp_path / "one" / NAME, tmp_path / "one" / NAME)) == []
 

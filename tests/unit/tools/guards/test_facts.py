@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.violation import Violation
 from precast._builder import catalogue, matrix, packing
 from precast.core.capability import GpuTarget, TargetKind
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
+from precast.core.reasons import Rejection
 from precast.core.torch_abi import ANY_TORCH, Exact, TorchAbi
 from precast.core.version import CudaVersion, Label, Release
 from tools.guards import archive, libraries, manifest, targets
@@ -71,8 +71,8 @@ def audited(
     return Audited(wheel, info, MATRIX, {HOST: facts}, asked or Asked())
 
 
-def said(found: Iterable[Violation]) -> list[tuple[str, str, str]]:
-    return [(violation.check, violation.where, violation.found) for violation in found]
+def said(found: Iterable[Rejection]) -> list[tuple[str, str, str]]:
+    return [(violation.reason, violation.candidate, violation.found) for violation in found]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_library_needs_a_python(facts: LibraryFacts, violations: list[tuple[s
 
 
 def test_a_wheel_of_one_python_is_refused() -> None:
-    assert [v.check for v in libraries.check_python(audited(tag=("cp311", "cp311", TAG[2])))] == ["tag"]
+    assert [v.reason for v in libraries.check_python(audited(tag=("cp311", "cp311", TAG[2])))] == ["tag"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_wheel_of_one_python_is_refused() -> None:
     ],
 )
 def test_nothing_is_bundled(name: str, check: str | None) -> None:
-    assert [v.check for v in libraries.check_bundled(audited(files={name: b""}))] == ([check] if check else [])
+    assert [v.reason for v in libraries.check_bundled(audited(files={name: b""}))] == ([check] if check else [])
 
 
 def test_a_library_needs_the_runtime_alone_and_an_adapter_torch_besides() -> None:
@@ -167,7 +167,7 @@ def test_no_symbol_is_newer_than_the_matrix(facts: LibraryFacts, found: str | No
 )
 def test_no_tag_promises_an_older_system_than_is_built_for(platform: str, refused: list[str]) -> None:
     found = libraries.check_glibc(audited(tag=("py3", "none", platform)))
-    assert [violation.where for violation in found] == refused
+    assert [violation.candidate for violation in found] == refused
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_no_tag_promises_an_older_system_than_is_built_for(platform: str, refuse
     ],
 )
 def test_a_library_is_hardened(facts: LibraryFacts, check: str | None) -> None:
-    assert [v.check for v in libraries.check_hardening(audited(facts))] == ([check] if check else [])
+    assert [v.reason for v in libraries.check_hardening(audited(facts))] == ([check] if check else [])
     local = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64)
-    found = [v.check for v in libraries.check_hardening(audited(facts, info=local))]
+    found = [v.reason for v in libraries.check_hardening(audited(facts, info=local))]
     assert found == ([check] if check not in {None, "debug"} else [])
 
 
@@ -210,8 +210,8 @@ def test_files_and_manifest_agree_byte_for_byte() -> None:
     assert said(manifest._files(audited(files={}))) == [("files", name, "not there")]
     stray = {**good, "precast/_C/device/x.cubin": b""}
     assert said(manifest._files(audited(files=stray))) == [("files", "device/x.cubin", "not listed")]
-    assert [v.check for v in manifest._files(audited(files={**good, listed: b"a_library"}))] == ["sha256"]
-    assert [v.check for v in manifest._files(audited(files={**good, listed: b"longer than that"}))] == [
+    assert [v.reason for v in manifest._files(audited(files={**good, listed: b"a_library"}))] == ["sha256"]
+    assert [v.reason for v in manifest._files(audited(files={**good, listed: b"longer than that"}))] == [
         "sha256",
         "bytes",
     ]
@@ -263,7 +263,7 @@ def test_the_device_files_of_a_family_have_the_same_kernels(images: list[bytes],
     compilers = (("nvrtc", "13.0.88"),)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, compilers, (), tuple(files))
     violations = list(targets._device_files(audited(files=there, info=info)))
-    assert [violation.found for violation in violations if violation.check == "kernels"] == found
+    assert [violation.found for violation in violations if violation.reason == "kernels"] == found
 
 
 def test_a_file_of_device_code_holds_what_the_manifest_lists_under_a_name_that_lists_it() -> None:
@@ -277,7 +277,7 @@ def test_a_file_of_device_code_holds_what_the_manifest_lists_under_a_name_that_l
     there = {f"precast/_C/{path}": packing.pack([first, second], TargetKind.PTX)}
 
     def found(info: BuildInfo) -> list[tuple[str, str]]:
-        return [(v.check, v.found) for v in targets._packed_files(audited(files=there, info=info))]
+        return [(v.reason, v.found) for v in targets._packed_files(audited(files=there, info=info))]
 
     assert found(info) == []
     unnamed = replace(info, device=files[:1])  # bytes that no entry names, and a target that is in the name alone
@@ -297,7 +297,7 @@ def test_a_wheel_that_is_not_planned_is_refused() -> None:
 
 def test_what_is_missing_and_what_is_too_much_is_named() -> None:
     found = targets._differ(audited(), {"a", "x"}, needed={"a", "b"}, allowed={"a", "b", "c"}, row="the row")
-    assert [(v.where, v.wanted) for v in found] == [("b", "there, by the row"), ("x", "not there, by the row")]
+    assert [(v.candidate, v.needed) for v in found] == [("b", "there, by the row"), ("x", "not there, by the row")]
 
 
 def test_a_wheel_without_a_manifest_blocks_a_guard_and_passes_no_promise() -> None:
@@ -305,8 +305,8 @@ def test_a_wheel_without_a_manifest_blocks_a_guard_and_passes_no_promise() -> No
     with pytest.raises(NoManifest):
         _ = nothing.info
 
-    def asks(a: Audited) -> Iterable[Violation]:
-        yield from [Violation("x", "y", "z", a.info.version)]
+    def asks(a: Audited) -> Iterable[Rejection]:
+        yield from [Rejection("x", "z", a.info.version, "y")]
 
     assert judge(Guard("g", "p", asks), nothing).verdict is Verdict.BLOCKED  # type: ignore[arg-type]
     assert judge(Guard("g", "p", asks), audited()).verdict is Verdict.REFUSED  # type: ignore[arg-type]

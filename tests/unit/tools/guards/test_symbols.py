@@ -38,15 +38,15 @@ def test_a_library_asks_for_the_runtime_alone(abi: TorchAbi) -> None:
     library = SimpleNamespace(path="host/x.so", abi=abi, kind=HostKind.LIBRARY)
     audited = SimpleNamespace(info=SimpleNamespace(host=[library]), libraries={"host/x.so": facts})
     (violation,) = check_symbols(audited)  # type: ignore[arg-type]
-    assert (violation.where, violation.found) == ("host/x.so", "aoti_torch_get_dim")
-    assert violation.wanted == "symbols of the C and C++ runtime alone"
+    assert (violation.candidate, violation.found) == ("host/x.so", "aoti_torch_get_dim")
+    assert violation.needed == "symbols of the C and C++ runtime alone"
 
 
 def test_an_adapter_is_held_against_its_own_torch(tmp_path: Path) -> None:
     abi = Exact(Release(2, 9), True)
     asked = [Undefined("_ZN2at4fullEv", None, False), Undefined("_ZN3c105errorEv", None, False)]
     ((nothing),) = _adapter("host/x.so", abi, asked, tmp_path)
-    assert "torch 2.9 exports" in nothing.wanted and "torch-2.9-cxx1.txt" in nothing.found
+    assert "torch 2.9 exports" in nothing.needed and "torch-2.9-cxx1.txt" in nothing.found
     exported_by.cache_clear()
     (tmp_path / "torch-2.9-cxx1.txt").write_text("# of torch 2.9.1\n_ZN2at4fullEv\n")
     assert [v.found for v in _adapter("host/x.so", abi, asked, tmp_path)] == ["_ZN3c105errorEv"]

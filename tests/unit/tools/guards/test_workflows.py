@@ -63,7 +63,7 @@ jobs:
 
 def found(folder: Path, text: str) -> list[tuple[str, str, str]]:
     (folder / "x.yml").write_text(text)
-    return [(v.check, v.where, v.found) for v in check_workflows(folder, MATRIX)]
+    return [(v.reason, v.candidate, v.found) for v in check_workflows(folder, MATRIX)]
 
 
 @pytest.mark.parametrize("what", STRANGERS)

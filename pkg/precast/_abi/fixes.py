@@ -19,7 +19,7 @@ from precast.core.capability import ComputeCapability
 from precast.core.explain import MOST_ACTIONS
 from precast.core.host import Builders, Host, Installer
 from precast.core.manifest import BuildInfo, BuildMode
-from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, Reason, Rejection, Unopened
+from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, Reason, Rejection
 from precast.core.torch_abi import STABLE_FLOOR
 from precast.core.value import value
 from precast.core.version import Label
@@ -40,12 +40,12 @@ class Facts:
     host: Host
     info: BuildInfo | None
     settings: Settings
-    bad: Mapping[str, str | Unopened]
+    bad: Mapping[str, Rejection]
 
 
 def of(why: Rejection, facts: Facts) -> str:
     """The command that removes the reason of a rejection."""
-    return _FIXES[why.reason](why, facts)
+    return _FIXES[Reason(why.reason)](why, facts)
 
 
 def _torch(why: Rejection, facts: Facts) -> str:
@@ -79,8 +79,7 @@ def _upgrade(why: Rejection, facts: Facts) -> str:
 
 
 def _opened(why: Rejection, facts: Facts) -> str:
-    reason = facts.bad.get(why.candidate)
-    return reason.remedy if isinstance(reason, Unopened) else ""
+    return why.fix
 
 
 def _compiler(why: Rejection, facts: Facts) -> str:
@@ -244,7 +243,7 @@ def up_to_date(host: Host, info: BuildInfo | None, settings: Settings) -> str:
     """Brings prebuilt files of the code that is installed, in place of outdated ones."""
     if host.stale is None or info is None:
         return ""
-    if host.stale.restart:
+    if host.stale.passing:
         return "restart this process"
     return reinstall(host, replace(info, version=__version__), replace(settings, jit=JitMode.AOT))
 
