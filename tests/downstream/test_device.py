@@ -11,6 +11,7 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._builder import machine, nvrtc, nvrtc_child
+from precast._cubin.code import DeviceCode
 from precast._load import images, probe
 from precast.build import DeviceExtension, device, wheel
 from precast.core.capability import ComputeCapability
@@ -70,9 +71,9 @@ def settings(tmp_path: Path, **more: object) -> Settings:
     return Settings(cache_dir=str(tmp_path / "cache"), max_jobs=2, **more)  # type: ignore[arg-type]
 
 
-def extension(source: Path, *targets: str, **more: object) -> DeviceExtension:
+def extension(source: Path, *targets: str, **more: object) -> DeviceCode:
     include = str(source.parent / "include")
-    return DeviceExtension("my_ops.bias", str(source), targets=targets, include_dirs=[include], **more)  # type: ignore[arg-type]
+    return DeviceExtension("my_ops.bias", str(source), targets=targets, include_dirs=[include], **more).build_aot()  # type: ignore[arg-type]
 
 
 def test_each_target_has_its_image_and_its_entry(compiler: Compiler, source: Path, tmp_path: Path) -> None:

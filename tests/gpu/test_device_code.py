@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from precast.extension import CubinExtension, KernelModule
+from precast.extension import DeviceExtension, KernelModule
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 SOURCE = Path(__file__).parent / "device" / "kernels.cu"
 REGISTERS, LOCAL_BYTES = 4, 3  # CUfunction_attribute
 
 
-class Kernels(CubinExtension):
+class Kernels(DeviceExtension):
     """The kernels of device/kernels.cu."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ def test_the_launch_that_a_build_makes_of_a_schema(tmp_path: Path, monkeypatch: 
     (tmp_path / "axpy.cu").write_text(AXPY)
     schema = "axpy(Tensor x, Tensor y, float a=1.0) -> Tensor"
     made = device.build_images(
-        DeviceExtension("axpy_ops.cuda", "axpy.cu", ops={schema: ["axpy"]}),
+        DeviceExtension("axpy_ops.cuda", "axpy.cu", ops={schema: ["axpy"]}).build_aot(),
         tmp_path / "axpy_ops" / "_C",
         probe.read_settings(),
     )

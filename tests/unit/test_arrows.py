@@ -65,11 +65,12 @@ THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
     "_builder/tables.py": {"tomli", "tomllib"},
     "_builder/commands.py": {"setuptools"},
+    "_cubin/code.py": {"setuptools"},
     "build/command.py": {"setuptools"},
     "build/device.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
     "build/freezing/hook-precast.py": {"PyInstaller"},  # which alone runs it
-    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "families", "native")},
+    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "device", "families", "native")},
 }
 # Imported if installed; nothing is missing without it.
 IF_THERE = {"_cli/main.py": {"argcomplete"}, "_adopt/vllm.py": {"vllm"}}

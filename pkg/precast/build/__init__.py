@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from precast._cubin.launcher import launcher
     from precast._load.images import images
     from precast.build.command import BuildExtension
-    from precast.build.extensions import DeviceExtension, StableExtension, ext_modules, labelled
+    from precast.build.extensions import StableExtension, ext_modules, labelled
     from precast.core.edited import editable
     from precast.core.opening import guard, load_library
     from precast.core.patching import patch_loader as answer
+    from precast.extension.device import DeviceExtension
 
 __all__ = [
     "BuildExtension",
@@ -71,7 +72,7 @@ __all__ = [
 # Imported on first use: a guard at run time needs no setuptools.
 _HOMES = {
     "BuildExtension": "precast.build.command",
-    "DeviceExtension": "precast.build.extensions",
+    "DeviceExtension": "precast.extension.device",
     "StableExtension": "precast.build.extensions",
     "ext_modules": "precast.build.extensions",
     "answer": "precast.core.patching",

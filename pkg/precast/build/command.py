@@ -16,6 +16,7 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 from precast._builder import failure, provenance, toolchain
+from precast._cubin.code import DeviceCode
 from precast._load import probe
 from precast.build import (
     alone,
@@ -29,7 +30,7 @@ from precast.build import (
     registrations,
     wheel,
 )
-from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
+from precast.build.extensions import StableExtension, declared_floor, refuse_names
 from precast.build.finished import Finished, Folder
 from precast.core import edited, verify
 from precast.core.manifest import BuildMode, HostFile
@@ -37,7 +38,7 @@ from precast.core.opening import inside
 from precast.core.version import Label
 from precast.errors import KernelError
 
-_OURS = (StableExtension, DeviceExtension)
+_OURS = (StableExtension, DeviceCode)
 failing.explain_uncaught()  # whatever setup.py does next
 
 
@@ -148,7 +149,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         extension = self.ext_map.get(fullname)
         package, _, name = fullname.rpartition(".")
         folder = _manifest_folder(package)
-        if isinstance(extension, DeviceExtension):
+        if isinstance(extension, DeviceCode):
             return str(folder / verify.MANIFEST)
         if isinstance(extension, StableExtension):
             return str(folder / "host" / f"{name}.so")
@@ -161,7 +162,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     def copy_extensions_to_source(self) -> None:
         """Copy everything next to the sources, because an editable install imports from there."""
         modules = {_guard(extension): [*extension.sources, *extension.depends] for extension in self.extensions}
-        device_modules = {_guard(one) for one in self.extensions if isinstance(one, DeviceExtension)}
+        device_modules = {_guard(one) for one in self.extensions if isinstance(one, DeviceCode)}
         names = {where.as_posix() for where in self._made} | self._packages_here(modules)
         for relative in self._made:
             target = self._in_source(relative)

@@ -15,8 +15,8 @@ from precast._abi.settings import Settings
 from precast._builder import binaries, closure, machine, nvrtc, toolchain
 from precast._builder.cache import open_cache
 from precast._cubin import launcher, programs, signature
+from precast._cubin.code import DeviceCode
 from precast._cubin.programs import Programs
-from precast.build.extensions import DeviceExtension
 from precast.core import pip
 from precast.core.capability import GpuTarget
 from precast.core.host import Nvrtc
@@ -45,7 +45,7 @@ class Made:
     nvrtc: str
 
 
-def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -> Made:
+def build_images(extension: DeviceCode, folder: Path, settings: Settings) -> Made:
     """Compile every source for every target into ``folder``, the one of the manifest."""
     found, targets = _compiler(extension, settings)
     name = extension.name.rpartition(".")[2]
@@ -83,7 +83,7 @@ def sources(extension: Extension) -> list[Path]:
     Empty for an extension that is not of device code.
     """
     root = Path.cwd().resolve()
-    if not isinstance(extension, DeviceExtension):
+    if not isinstance(extension, DeviceCode):
         return []
     reached = closure.files(extension.sources, extension.include_dirs, None)
     return sorted(path.relative_to(root) for path in reached if path.is_relative_to(root) and path.is_file())
@@ -99,7 +99,7 @@ def shipped(extensions: Iterable[Extension]) -> dict[str, bytes]:
     return found
 
 
-def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tuple[GpuTarget, ...]]:
+def _compiler(extension: DeviceCode, settings: Settings) -> tuple[Nvrtc, tuple[GpuTarget, ...]]:
     """Return NVRTC and the targets. No target is an error, because the wheel would be empty."""
     spec = importlib.util.find_spec("torch")
     place = next(iter(spec.submodule_search_locations or ()), None) if spec else None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from setuptools import Extension
 
 from precast._abi.settings import Settings
+from precast._cubin.code import DeviceCode
 from precast._load import probe
 from precast.build import wheel
-from precast.core.capability import GpuTarget
 from precast.core.torch_abi import STABLE_FLOOR, Stable
 from precast.core.version import Release
 from precast.errors import KernelError
@@ -55,42 +54,6 @@ class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no typ
             raise _bad(name, f"floor {floor}", f"{STABLE_FLOOR} or newer: older torches have no stable ABI to speak of")
 
 
-class DeviceExtension(Extension):  # type: ignore[misc]
-    """Device code as data: ``.cu`` files without host code, each compiled by NVRTC to one image per GPU target.
-
-    The targets are the given ones, else PRECAST_CUDA_ARCH_LIST, else the visible GPUs. The build needs no nvcc, no
-    torch and no GPU; an sdist and metadata need no NVRTC either. ``include_dirs`` are searched for included files;
-    ``defines`` become the first lines of a source; ``instances`` names those of its templates, by its file name, and
-    ``flags`` are options of NVRTC.
-
-    The module that the build writes has the kernels as attributes, ``module.scale(grid, block, *arguments)``, and
-    defines an op for each schema in ``ops``, which maps it to its kernels::
-
-        ops={"scale(Tensor x, float factor) -> Tensor": ["scale"]}
-        # a thread for each element: extern "C" __global__ void scale(const float* x, float factor, float* out, int n)
-    """
-
-    def __init__(
-        self,
-        name: str,
-        sources: str | Sequence[str],
-        *,
-        targets: Sequence[str] = (),
-        include_dirs: Sequence[str] = (),
-        defines: Mapping[str, str] | None = None,
-        instances: Mapping[str, Sequence[str]] | None = None,
-        flags: Sequence[str] = (),
-        ops: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        every = [sources] if isinstance(sources, str) else sources
-        super().__init__(name, [_relative(one) for one in every], include_dirs=list(include_dirs), language="c++")
-        self.targets = tuple(GpuTarget.parse(target) for target in targets)
-        self.defines = dict(defines or {})
-        self.instances = {source: tuple(names) for source, names in (instances or {}).items()}
-        self.flags = tuple(flags)
-        self.ops = dict(ops or {})
-
-
 def ext_modules(*extensions: Any) -> list[Extension]:
     """Return the extensions to compile, for ``setup(ext_modules=...)``; nested lists are flattened.
 
@@ -99,8 +62,7 @@ def ext_modules(*extensions: Any) -> list[Extension]:
     """
     known: list[Extension] = []
     for extension in _flat(extensions):
-        made = extension() if isinstance(extension, type) else extension
-        made = made.build_aot() if not isinstance(made, Extension) and hasattr(made, "build_aot") else made
+        made = _made(extension)
         if not isinstance(made, Extension):
             raise _bad(repr(extension), type(made).__name__, "an extension of setuptools, or what has build_aot()")
         known.append(made)
@@ -128,8 +90,8 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
 
     So wheels for different torch versions get different file names. PyPI refuses such versions; other indexes do not.
     """
-    every = list(extensions)
-    bound = [e for e in every if not isinstance(e, DeviceExtension) and declared_floor(e) is None]
+    every = map(_made, extensions)
+    bound = [e for e in every if not isinstance(e, DeviceCode) and declared_floor(e) is None]
     if not bound:
         return version
     torch = probe.probe_host(Settings(), gpus=False).torch
@@ -149,10 +111,9 @@ def declared_floor(extension: Extension) -> Stable | None:
     return None
 
 
-def _relative(path: str) -> str:
-    """A path below the folder of setup.py without that, as setuptools wants it; any other as it is."""
-    whole = Path(path).resolve()
-    return whole.relative_to(Path.cwd()).as_posix() if whole.is_relative_to(Path.cwd()) else path
+def _made(extension: Any) -> Any:
+    made = extension() if isinstance(extension, type) else extension
+    return made.build_aot() if not isinstance(made, Extension) and hasattr(made, "build_aot") else made
 
 
 def _flat(extensions: Iterable[Any]) -> Iterable[Any]:

@@ -1,6 +1,6 @@
 """Extensions: classes that can give a loader its kernels, built in or registered by other packages.
 
-``CppExtension`` and ``CudaExtension`` compile sources with a Python binding, and ``CubinExtension`` compiles device
+``CppExtension`` and ``CudaExtension`` compile sources with a Python binding, and ``DeviceExtension`` compiles device
 code as data. ``TritonExtension`` and ``TorchExtension`` need no build. Each is imported on first use.
 """
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from precast.extension.base import Extension
     from precast.extension.cpp import CppExtension
-    from precast.extension.cubin import CubinExtension, tensor_map
     from precast.extension.cuda import CudaExtension
+    from precast.extension.device import DeviceExtension, tensor_map
     from precast.extension.module import KernelModule
     from precast.extension.torch_reference import TorchExtension
     from precast.extension.triton import TritonExtension
@@ -24,11 +24,11 @@ _HOMES = {
     "Extension": "base",
     "CppExtension": "cpp",
     "CudaExtension": "cuda",
-    "CubinExtension": "cubin",
+    "DeviceExtension": "device",
     "TritonExtension": "triton",
     "TorchExtension": "torch_reference",
     "KernelModule": "module",
-    "tensor_map": "cubin",
+    "tensor_map": "device",
     # Older names.
     "_Extension": "base",
     "_CppExtension": "cpp",
@@ -38,8 +38,8 @@ _HOMES = {
 
 __all__ = [
     "CppExtension",
-    "CubinExtension",
     "CudaExtension",
+    "DeviceExtension",
     "Extension",
     "KernelModule",
     "TorchExtension",

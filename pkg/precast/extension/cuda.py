@@ -18,7 +18,7 @@ class CudaExtension(CppExtension):
     """Kernels compiled by nvcc. ``build_aot`` returns the ``torch.utils.cpp_extension.CUDAExtension`` for a setup.py.
 
     nvcc is only needed to build, never to load what was built at install time. For device code that needs no nvcc and
-    works with every torch, see ``CubinExtension``.
+    works with every torch, see ``DeviceExtension``.
     """
 
     backend: ClassVar[str] = "cuda"

@@ -16,7 +16,7 @@ from precast._load import verdict
 from precast.extension import backends
 from precast.extension.base import Extension
 from precast.extension.cpp import CppExtension
-from precast.extension.cubin import CubinExtension
+from precast.extension.device import DeviceExtension
 from precast.extension.module import KernelModule
 from precast.extension.torch_reference import LOWEST, TorchExtension
 
@@ -97,7 +97,7 @@ class HostExtension(FamilyExtension, CppExtension):
         return list(flags.host_options("g++", debug=False))
 
 
-class DeviceExtension(FamilyExtension, CubinExtension):
+class GpuExtension(FamilyExtension, DeviceExtension):
     """Families on NVIDIA GPUs: device code as data, launched by the host library."""
 
     device: ClassVar[str] = "cuda"
@@ -119,7 +119,7 @@ class ReferenceExtension(TorchExtension):
         super().__init__(self.extension_name)
 
 
-Made: TypeAlias = type[HostExtension] | type[DeviceExtension] | type[ReferenceExtension]
+Made: TypeAlias = type[HostExtension] | type[GpuExtension] | type[ReferenceExtension]
 _AFTER_OTHERS = -1  # an author's extension of priority 0 comes before the CPU kernels of what has GPU kernels too
 
 
@@ -134,7 +134,7 @@ def over(
     make = functools.partial(_make, stem, served, give)
     found = []
     if all("cuda" in family.devices for family in served):
-        found.append(make("cuda", DeviceExtension))
+        found.append(make("cuda", GpuExtension))
     if all("cpu" in family.devices for family in served):
         if machines is None:
             found.append(make("cpu", HostExtension, place=_AFTER_OTHERS))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from precast._abi import remedy
+from precast._abi import fixes
 from precast._load import probe
 from precast._load.source import Source
 from precast.errors import KernelUnavailable
@@ -40,7 +40,7 @@ class TorchExtension(Extension):
         """Raises KernelUnavailable if torch is missing or broken."""
         host = probe.probe_host(probe.read_settings(), gpus=False)
         if host.torch is None:
-            raise KernelUnavailable(remedy.needs_torch(self.name, host))
+            raise KernelUnavailable(fixes.needs_torch(self.name, host))
 
     def build_aot(self) -> Any:
         """Always raises: there is nothing to compile, and ``support_aot`` is False."""

@@ -24,7 +24,7 @@ PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)() { return PyModule_Create(&m
 
 CLASSES = """
 from precast.base_extension import _CppExtension, _CudaExtension
-from precast.extension import CubinExtension
+from precast.extension import DeviceExtension
 
 
 class NumberExtension(_CppExtension):
@@ -58,7 +58,7 @@ class NumberCudaExtension(_CudaExtension):
         return ["-O3", "--use_fast_math"]
 
 
-class ScaleExtension(CubinExtension):
+class ScaleExtension(DeviceExtension):
     def __init__(self):
         super().__init__("scale_ext")
 

@@ -14,9 +14,10 @@ import pytest
 
 from precast._builder import nvrtc
 from precast._cubin import images
+from precast._cubin.code import DeviceCode
 from precast._cubin.images import Entry, Image, Usage
 from precast._load import probe
-from precast.build import DeviceExtension, device
+from precast.build import device
 from precast.core import gpus
 from precast.core.capability import GpuTarget
 from precast.core.host import Builders, Nvrtc
@@ -85,7 +86,7 @@ def test_build_aot_is_a_device_extension(
     package: ModuleType, tmp_path: Path, label_nvrtc: Find, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = package.ScaleExtension().build_aot()
-    assert type(made) is DeviceExtension and made.name == "somebody._C.scale_ext", "for a setup.py, nothing compiled"
+    assert type(made) is DeviceCode and made.name == "somebody._C.scale_ext", "for a setup.py, nothing compiled"
     compiler = label_nvrtc(label)
     monkeypatch.setattr(nvrtc, "find_nvrtc", lambda *asked: (compiler, ()))
     monkeypatch.setenv("PRECAST_CUDA_ARCH_LIST", "8.0;9.0+PTX")

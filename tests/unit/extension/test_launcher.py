@@ -54,7 +54,7 @@ def made(tmp_path: Path, label_nvrtc: Callable[[str], Nvrtc], monkeypatch: pytes
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "limit.h").write_text("#define LIMIT 1\n")
     (tmp_path / "csrc" / "ops.cu").write_text(SOURCE)
-    extension = DeviceExtension("made_ops.device", "csrc/ops.cu", targets=["sm_80", "compute_80"], ops=OPS)
+    extension = DeviceExtension("made_ops.device", "csrc/ops.cu", targets=["sm_80", "compute_80"], ops=OPS).build_aot()
     assert [str(path) for path in device.sources(extension)] == ["csrc/limit.h", "csrc/ops.cu"]
     folder = tmp_path / "site" / "made_ops"
     built = device.build_images(extension, folder / "_C", probe.read_settings())

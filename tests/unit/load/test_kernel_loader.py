@@ -16,7 +16,7 @@ from precast import base_extension, kernel_loader
 from precast._builder import catalogue
 from precast.compat import flash_attention, loaders
 from precast.errors import KernelUnavailable
-from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, backends
+from precast.extension import CppExtension, DeviceExtension, Extension, TorchExtension, backends
 from precast.extension.loader import _check_interface
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 
@@ -238,11 +238,11 @@ def test_each_family_is_examined_once_for_a_device_with_and_without_a_loader(mon
 
 
 def test_everything_built_in_is_made_of_the_public_classes() -> None:
-    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "torch": TorchExtension}
+    kinds = {"cubin": DeviceExtension, "cpp": CppExtension, "torch": TorchExtension}
     for made in (extension for loader in kernel_loader.loaders() for extension in loader.extensions()):
         kind = Extension if isinstance(made, flash_attention.AttentionExtension) else kinds[made.backend]
         assert isinstance(made, kind), made
-        if isinstance(made, (CppExtension, CubinExtension)):
+        if isinstance(made, (CppExtension, DeviceExtension)):
             assert made.support_aot and made.support_jit
             assert all(Path(source).is_file() for source in made.sources_files())
             assert all(Path(folder).is_dir() for folder in made.include_dirs())

@@ -7,9 +7,9 @@ every torch and Python. docs/guides/device-code.md lists what authors can use an
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from precast._abi.settings import JitMode, Settings
@@ -31,53 +31,98 @@ if TYPE_CHECKING:
 tensor_map = tma.tensor_map  # part of the interface of this module
 
 
-class CubinExtension(Places, Extension):
-    """Kernels in CUDA C++ without host code, for NVIDIA GPUs. A subclass names the sources and build options.
+class DeviceExtension(Places, Extension):
+    """Kernels in CUDA C++ without host code, for NVIDIA GPUs: in a ``setup.py``, for a loader, or built at run time.
 
-    Supported: folders of headers (``include_dirs``: CCCL, CUTLASS, the CUDA headers, see ``extension.headers``),
-    ``defines``, template instances, more than 48 KB of shared memory, clusters, TMA descriptors, the registers and
-    spills of each entry point, ``-lineinfo`` (``PRECAST_DEBUG=1``), and kernel names in torch.profiler. Not supported:
-    host code, ``<<<>>>``, separate compilation, textures, device-side launches, printf before a synchronisation.
+    Its sources and options are given here, or by the methods of a subclass. Supported: folders of headers
+    (``include_dirs``: CCCL, CUTLASS, the CUDA headers, see ``extension.headers``), ``defines``, template instances,
+    more than 48 KB of shared memory, clusters, TMA descriptors, the registers and spills of each entry point,
+    ``-lineinfo`` (``PRECAST_DEBUG=1``), and kernel names in torch.profiler. Not supported: host code, ``<<<>>>``,
+    separate compilation, textures, device-side launches, printf before a synchronisation.
 
     ``load()`` returns an object with the kernels, or the result of ``functions``, as attributes::
 
         module.scale((blocks,), (256,), x, 2.0, x.numel())         # tensors and numbers, held against the parameters
 
-    ``build_aot()`` returns a ``precast.build.DeviceExtension``: images for any Python and torch.
+    In ``precast.build.ext_modules`` it becomes a module with the same attributes, of images for any Python and torch,
+    which defines an op for each schema in ``ops``. That build needs no nvcc, no torch and no GPU::
+
+        ops={"scale(Tensor x, float factor) -> Tensor": ["scale"]}
+        # a thread for each element: extern "C" __global__ void scale(const float* x, float factor, float* out, int n)
+
+    Args:
+        name: the dotted name of the module to build, such as ``"my_ops.cuda"``; of a subclass in a package its last
+            part is enough, and the module is in the package's ``_C``.
+        sources: the ``.cu`` files. NVRTC compiles each as a separate program.
+        targets: the allowed targets, such as ``["sm_90a", "compute_80"]``. By default plain code: in a wheel for
+            ``PRECAST_CUDA_ARCH_LIST``, else for the visible GPUs.
+        include_dirs: folders to search for headers, in addition to the folder of each source.
+        defines: macros, as ``#define`` lines before each source.
+        instances: the template instances of each source, by file name, as written in C++: ``scale<float, 4>``.
+        flags: additional NVRTC options, such as ``--use_fast_math`` or ``--maxrregcount=64``.
+        ops: the kernels of each op, by its schema. A module that is built at run time has kernels alone.
+        priority: the rank among the extensions of a loader.
     """
 
     backend: ClassVar[str] = "cubin"
     _support_aot = True
     _support_jit = True
+    # For a subclass that calls no __init__, as those of the older package.
+    _sources: Sequence[str] = ()
+    _folders: Sequence[str] = ()
+    _flags: Sequence[str] = ()
+    _targets: Sequence[str] = ()
+    _defines: Mapping[str, str] = MappingProxyType({})
+    _instances: Mapping[str, Sequence[str]] = MappingProxyType({})
+    _ops: Mapping[str, Sequence[str]] = MappingProxyType({})
 
-    def __init__(self, name: str, priority: int = 1) -> None:
-        super().__init__(name, support_aot=True, support_jit=True, priority=priority)
+    def __init__(
+        self,
+        name: str,
+        sources: str | Sequence[str] = (),
+        *,
+        targets: Sequence[str] = (),
+        include_dirs: Sequence[str] = (),
+        defines: Mapping[str, str] | None = None,
+        instances: Mapping[str, Sequence[str]] | None = None,
+        flags: Sequence[str] = (),
+        ops: Mapping[str, Sequence[str]] | None = None,
+        priority: int = 1,
+    ) -> None:
+        package, _, last = name.rpartition(".")
+        super().__init__(last, support_aot=True, support_jit=True, priority=priority)
+        if package:
+            self.prebuilt_module_path, self.prebuilt_import_path = package, name
+        every = [sources] if isinstance(sources, str) else sources
+        self._sources, self._folders, self._flags = tuple(every), tuple(include_dirs), tuple(flags)
+        self._defines, self._instances, self._ops = defines or {}, instances or {}, ops or {}
+        self._targets = tuple(targets)
 
-    # Defined by a subclass.
+    # What a subclass may define.
 
-    @abstractmethod
     def sources_files(self) -> list[str]:
-        """The ``.cu`` files, as absolute paths. NVRTC compiles each as a separate program."""
+        """The ``.cu`` files, as absolute paths."""
+        return [str(Path(source).resolve()) for source in self._sources]
 
     def include_dirs(self) -> list[str]:
-        """The folders to search for headers, in addition to the folder of each source."""
-        return []
+        """The folders of headers, as absolute paths."""
+        return [str(Path(folder).resolve()) for folder in self._folders]
 
     def defines(self) -> Mapping[str, str]:
-        """Macros, as ``#define`` lines before each source. Extensions may build one source with different macros."""
-        return {}
+        """The macros. Extensions may build one source with different macros."""
+        return self._defines
 
     def instances(self) -> Mapping[str, Sequence[str]]:
-        """The template instances of each source, by file name, as written in C++: ``scale<float, 4>``."""
-        return {}
+        """The template instances of each source."""
+        return self._instances
 
     def nvrtc_flags(self) -> list[str]:
-        """Additional NVRTC options, such as ``--use_fast_math`` or ``--maxrregcount=64``."""
-        return []
+        """The additional NVRTC options."""
+        return list(self._flags)
 
     def targets(self) -> list[str]:
-        """The allowed targets, such as ``["sm_90a", "compute_80"]``. By default plain code for the present GPUs."""
-        return []
+        """The allowed targets."""
+        return list(self._targets)
 
     def functions(self, kernels: Mapping[str, launch.Kernel]) -> Mapping[str, Any]:
         """The functions for callers. By default the kernels themselves, under their C++ names."""
@@ -97,15 +142,16 @@ class CubinExtension(Places, Extension):
         """Raises KernelUnavailable unless there is an NVRTC, and lists what was searched."""
         self._nvrtc(probe.read_settings())
 
-    def build_aot(self) -> SetuptoolsExtension:
-        """The same as a ``precast.build.DeviceExtension``, which ``build_ext`` compiles: nothing is compiled here.
+    def aot_name(self) -> str:
+        """The dotted name that was given, else that of the older classes."""
+        return self.prebuilt_import_path if "prebuilt_import_path" in vars(self) else super().aot_name()
 
-        The targets are those of ``targets``, else those of ``PRECAST_CUDA_ARCH_LIST``, else the visible GPUs.
-        """
-        from precast.build import DeviceExtension
+    def build_aot(self) -> SetuptoolsExtension:
+        """The same as a setuptools extension, for ``ext_modules``: nothing is compiled before ``build_ext``."""
+        from precast._cubin.code import DeviceCode
 
         said = self._programs()
-        return DeviceExtension(
+        return DeviceCode(
             self.aot_name(),
             said.sources,
             targets=self.targets(),
@@ -113,6 +159,7 @@ class CubinExtension(Places, Extension):
             defines=said.defines,
             instances=said.instances,
             flags=said.flags,
+            ops=self._ops,
         )
 
     def build_jit(self) -> KernelModule:
