@@ -51,15 +51,8 @@ struct BackwardRows {
 using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
 using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
 
-#define PRECAST_ACTIVATIONS_CPU_LEVEL(level)                           \
-  namespace level {                                                    \
-  void forward(const ForwardRows& rows, int64_t begin, int64_t end);   \
-  void backward(const BackwardRows& rows, int64_t begin, int64_t end); \
-  }
-
-PRECAST_EACH_CPU_LEVEL(PRECAST_ACTIVATIONS_CPU_LEVEL)
-
-#undef PRECAST_ACTIVATIONS_CPU_LEVEL
+PRECAST_CPU_FUNCTION(forward, (const ForwardRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(backward, (const BackwardRows& rows, int64_t begin, int64_t end))
 
 }  // namespace activations
 }  // namespace precast

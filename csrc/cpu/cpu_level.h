@@ -36,6 +36,13 @@
 #define PRECAST_LEVEL_TO(level, f, unused) f(level)
 #define PRECAST_EACH_CPU_LEVEL(f) PRECAST_CPU_LEVELS(PRECAST_LEVEL_TO, f, )
 
+// Declares a function in the namespace of every level, where cpu.cpp defines it: PRECAST_CPU_FUNCTION(sum, (int from))
+#define PRECAST_LEVEL_FUNCTION(level, name, parameters) \
+  namespace level {                                     \
+  void name parameters;                                 \
+  }
+#define PRECAST_CPU_FUNCTION(name, parameters) PRECAST_CPU_LEVELS(PRECAST_LEVEL_FUNCTION, name, parameters)
+
 #if defined(PRECAST_CPU_LEVEL)  // of a unit that is compiled for one level
 #define PRECAST_JOIN_(a, b) a##b
 #define PRECAST_JOIN(a, b) PRECAST_JOIN_(a, b)

@@ -65,13 +65,6 @@ struct Work {
 // Updates the units [begin, end) of the range that the slots form.
 using UpdateFunction = void (*)(const Work& work, int64_t begin, int64_t end);
 
-#define PRECAST_CPU_OPTIM_LEVEL(level)                       \
-  namespace level {                                          \
-  void update(const Work& work, int64_t begin, int64_t end); \
-  }
-
-PRECAST_EACH_CPU_LEVEL(PRECAST_CPU_OPTIM_LEVEL)
-
-#undef PRECAST_CPU_OPTIM_LEVEL
+PRECAST_CPU_FUNCTION(update, (const Work& work, int64_t begin, int64_t end))
 
 }  // namespace precast::cpu_optim

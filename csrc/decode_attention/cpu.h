@@ -26,15 +26,9 @@ using WorkFunction = void (*)(const Work& work, int64_t begin, int64_t end);
 
 // attend_chunks: the work items that begin among keys [begin, end) of all items, in the order of sequences, chunks and
 // key heads. merge_rows: rows of the result.
-#define PRECAST_DECODE_CPU_LEVEL(level)                             \
-  namespace level {                                                 \
-  void attend_chunks(const Work& work, int64_t begin, int64_t end); \
-  void merge_rows(const Work& work, int64_t begin, int64_t end);    \
-  }
 
-PRECAST_EACH_CPU_LEVEL(PRECAST_DECODE_CPU_LEVEL)
-
-#undef PRECAST_DECODE_CPU_LEVEL
+PRECAST_CPU_FUNCTION(attend_chunks, (const Work& work, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(merge_rows, (const Work& work, int64_t begin, int64_t end))
 
 }  // namespace decode_attention
 }  // namespace precast

@@ -88,15 +88,11 @@ inline int64_t channel_blocks(const UpfirdnWork& work) { return (work.channels +
 // Rows [begin, end) of y, counted through all images and blocks of channels.
 using UpfirdnFunction = void (*)(const UpfirdnWork& work, int64_t begin, int64_t end);
 
-#define PRECAST_IMAGE_CPU_LEVEL(level)                                                                         \
-  namespace level {                                                                                            \
-  void planes(const BiasActWork& work, int64_t begin, int64_t end);                                            \
-  void columns(const BiasActWork& work, int64_t begin, int64_t end);                                           \
-  void sum_parts(const double* parts, int64_t lines, int64_t channels, int64_t each, void* result, int dtype); \
-  void upfirdn2d(const UpfirdnWork& work, int64_t begin, int64_t end);                                         \
-  }
-PRECAST_EACH_CPU_LEVEL(PRECAST_IMAGE_CPU_LEVEL)
-#undef PRECAST_IMAGE_CPU_LEVEL
+PRECAST_CPU_FUNCTION(planes, (const BiasActWork& work, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(columns, (const BiasActWork& work, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(sum_parts,
+                     (const double* parts, int64_t lines, int64_t channels, int64_t each, void* result, int dtype))
+PRECAST_CPU_FUNCTION(upfirdn2d, (const UpfirdnWork& work, int64_t begin, int64_t end))
 
 }  // namespace image
 }  // namespace precast

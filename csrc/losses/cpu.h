@@ -51,15 +51,8 @@ inline int64_t target_at(const void* target, bool narrow, int64_t row) {
 using LossFunction = void (*)(const LossRows& rows, int64_t begin, int64_t end);
 using ScaleFunction = void (*)(const ScaleRows& rows, int64_t begin, int64_t end);
 
-#define PRECAST_LOSSES_CPU_LEVEL(level)                               \
-  namespace level {                                                   \
-  void losses(const LossRows& rows, int64_t begin, int64_t end);      \
-  void scale_rows(const ScaleRows& rows, int64_t begin, int64_t end); \
-  }
-
-PRECAST_EACH_CPU_LEVEL(PRECAST_LOSSES_CPU_LEVEL)
-
-#undef PRECAST_LOSSES_CPU_LEVEL
+PRECAST_CPU_FUNCTION(losses, (const LossRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(scale_rows, (const ScaleRows& rows, int64_t begin, int64_t end))
 
 }  // namespace losses
 }  // namespace precast

@@ -76,15 +76,10 @@ using CombineFunction = void (*)(const CombineRows&, int64_t begin, int64_t end)
 using CombineBackwardFunction = void (*)(const CombineBackwardRows&, int64_t begin, int64_t end);
 
 // The tokens [begin, end).
-#define PRECAST_MOE_LEVEL(level)                                       \
-  namespace level {                                                    \
-  void gate(const GateRows&, int64_t, int64_t);                        \
-  void gate_backward(const GateBackwardRows&, int64_t, int64_t);       \
-  void combine(const CombineRows&, int64_t, int64_t);                  \
-  void combine_backward(const CombineBackwardRows&, int64_t, int64_t); \
-  }
-PRECAST_EACH_CPU_LEVEL(PRECAST_MOE_LEVEL)
-#undef PRECAST_MOE_LEVEL
+PRECAST_CPU_FUNCTION(gate, (const GateRows&, int64_t, int64_t))
+PRECAST_CPU_FUNCTION(gate_backward, (const GateBackwardRows&, int64_t, int64_t))
+PRECAST_CPU_FUNCTION(combine, (const CombineRows&, int64_t, int64_t))
+PRECAST_CPU_FUNCTION(combine_backward, (const CombineBackwardRows&, int64_t, int64_t))
 
 }  // namespace moe
 }  // namespace precast

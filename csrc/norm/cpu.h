@@ -66,14 +66,6 @@ using ReduceFunction = void (*)(const double* parts, int64_t chunks, int64_t str
 
 }  // namespace norm
 
-#define PRECAST_NORM_CPU_LEVEL(level)                                                                      \
-  namespace level {                                                                                        \
-  void forward(const ForwardRows& rows, int64_t begin, int64_t end);                                       \
-  void backward(const BackwardRows& rows, int64_t begin, int64_t end);                                     \
-  void reduce(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype, int64_t begin, \
-              int64_t end);                                                                                \
-  }
-
 namespace rms_norm {
 
 using norm::BackwardRows;
@@ -82,7 +74,10 @@ using norm::ForwardRows;
 // The numbers of the ops' `casting` argument.
 enum : int { kCastingNone = 0, kCastingLlama = 1, kCastingGemma = 2 };
 
-PRECAST_EACH_CPU_LEVEL(PRECAST_NORM_CPU_LEVEL)
+PRECAST_CPU_FUNCTION(forward, (const ForwardRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(backward, (const BackwardRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(reduce, (const double* parts, int64_t chunks, int64_t stride, void* result, int dtype,
+                              int64_t begin, int64_t end))
 
 }  // namespace rms_norm
 
@@ -91,10 +86,11 @@ namespace layer_norm {
 using norm::BackwardRows;
 using norm::ForwardRows;
 
-PRECAST_EACH_CPU_LEVEL(PRECAST_NORM_CPU_LEVEL)
+PRECAST_CPU_FUNCTION(forward, (const ForwardRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(backward, (const BackwardRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(reduce, (const double* parts, int64_t chunks, int64_t stride, void* result, int dtype,
+                              int64_t begin, int64_t end))
 
 }  // namespace layer_norm
-
-#undef PRECAST_NORM_CPU_LEVEL
 
 }  // namespace precast

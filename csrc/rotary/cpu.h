@@ -29,14 +29,7 @@ struct Work {
 // Rotates heads [begin, end), counted through all tokens.
 using RotateFunction = void (*)(const Work& work, int64_t begin, int64_t end);
 
-#define PRECAST_ROTARY_CPU_LEVEL(level)                            \
-  namespace level {                                                \
-  void rotate_heads(const Work& work, int64_t begin, int64_t end); \
-  }
-
-PRECAST_EACH_CPU_LEVEL(PRECAST_ROTARY_CPU_LEVEL)
-
-#undef PRECAST_ROTARY_CPU_LEVEL
+PRECAST_CPU_FUNCTION(rotate_heads, (const Work& work, int64_t begin, int64_t end))
 
 }  // namespace rotary
 }  // namespace precast
