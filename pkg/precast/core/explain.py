@@ -6,12 +6,12 @@ alternative fixes, the most likely first; and where to read more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from .errors import KernelError
 from .host import Gpu, Host
-from .reasons import EVERYTHING, JIT_CANDIDATE, NO_TORCH, Reason, Rejection
+from .reasons import BRIEF, EVERYTHING, JIT_CANDIDATE, NO_TORCH, Reason, Rejection
 
 MOST_ACTIONS = 3
 Error = TypeVar("Error", bound=KernelError)
@@ -49,45 +49,11 @@ def _brief(rejection: Rejection) -> str:
         return "no NVIDIA driver"
     if rejection.reason is Reason.TORCH_MISSING and rejection.found == NO_TORCH:
         return "torch is not installed"
-    return _BRIEF[Reason(rejection.reason)]
+    return BRIEF[Reason(rejection.reason)]
 
 
 # 100 characters less the longest name of an exception.
 _HEADLINE = 100 - len("KernelIncompatible: ")
-# Each reason in a few words; empty where what was found says it better.
-_BRIEF: Mapping[Reason, str] = {
-    Reason.SYSTEM: "not Linux",
-    Reason.TORCH_MISSING: "torch cannot be imported",
-    Reason.TORCH_CPU: "torch is a CPU build",
-    Reason.HIP: "torch is a ROCm build",
-    Reason.NO_GPU: "no visible GPU",
-    Reason.DRIVER: "NVIDIA driver too old",
-    Reason.JIT_OFF: "PRECAST_JIT=none",
-    Reason.CPU_LEVEL: "no such CPU level",
-    Reason.NO_PREBUILT: "installed from source",
-    Reason.STALE: "prebuilt files out of date",
-    Reason.DAMAGED: "prebuilt file corrupted",
-    Reason.UNOPENED: "prebuilt file not opened",
-    Reason.MACHINE: "wheel for another CPU",
-    Reason.TORCH_ABI: "no file for this torch",
-    Reason.ARCH: "no code for this GPU",
-    Reason.KNOWN_BAD: "code known as wrong",
-    Reason.AOT_ONLY: "PRECAST_JIT=aot",
-    Reason.CLASSIC_JIT: "torch too old",
-    Reason.NO_COMPILER: "no C++ compiler",
-    Reason.NO_NINJA: "no ninja",
-    Reason.NO_NVRTC: "no NVRTC",
-    Reason.XPU: "torch is an XPU build",
-    Reason.SKIPPED: "",
-    Reason.FAMILY: "",
-    Reason.PYTHON: "wheel for another Python",
-    Reason.CUDA_RUNTIME: "torch has another CUDA",
-    Reason.GLIBC: "glibc too old",
-    Reason.GLIBCXX: "libstdc++ too old",
-    Reason.NO_LZMA: "Python without lzma",
-    Reason.BUILDERS_UNKNOWN: "",
-    Reason.NVRTC_ARCH: "NVRTC too old",
-}
 
 
 def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:

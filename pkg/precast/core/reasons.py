@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Generic, Literal, TypeVar
 
 from .value import Words, value
@@ -49,6 +50,42 @@ class Reason(Words):
     NO_NINJA = "no-ninja"
     NO_NVRTC = "no-nvrtc"
     NVRTC_ARCH = "nvrtc-arch"
+
+
+# Each reason in a few words; empty where what was found says it better.
+BRIEF: Mapping[Reason, str] = {
+    Reason.SYSTEM: "not Linux",
+    Reason.TORCH_MISSING: "torch cannot be imported",
+    Reason.TORCH_CPU: "torch is a CPU build",
+    Reason.HIP: "torch is a ROCm build",
+    Reason.NO_GPU: "no visible GPU",
+    Reason.DRIVER: "NVIDIA driver too old",
+    Reason.JIT_OFF: "PRECAST_JIT=none",
+    Reason.CPU_LEVEL: "no such CPU level",
+    Reason.NO_PREBUILT: "installed from source",
+    Reason.STALE: "prebuilt files out of date",
+    Reason.DAMAGED: "prebuilt file corrupted",
+    Reason.UNOPENED: "prebuilt file not opened",
+    Reason.MACHINE: "wheel for another CPU",
+    Reason.TORCH_ABI: "no file for this torch",
+    Reason.ARCH: "no code for this GPU",
+    Reason.KNOWN_BAD: "code known as wrong",
+    Reason.AOT_ONLY: "PRECAST_JIT=aot",
+    Reason.CLASSIC_JIT: "torch too old",
+    Reason.NO_COMPILER: "no C++ compiler",
+    Reason.NO_NINJA: "no ninja",
+    Reason.NO_NVRTC: "no NVRTC",
+    Reason.XPU: "torch is an XPU build",
+    Reason.SKIPPED: "",
+    Reason.FAMILY: "",
+    Reason.PYTHON: "wheel for another Python",
+    Reason.CUDA_RUNTIME: "torch has another CUDA",
+    Reason.GLIBC: "glibc too old",
+    Reason.GLIBCXX: "libstdc++ too old",
+    Reason.NO_LZMA: "Python without lzma",
+    Reason.BUILDERS_UNKNOWN: "",
+    Reason.NVRTC_ARCH: "NVRTC too old",
+}
 
 
 @value(frozen=True)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from precast._abi import fixes
 from precast._abi.settings import JitMode, Settings
-from precast.core import explain
 from precast.core.host import Installer
-from precast.core.reasons import Reason
+from precast.core.reasons import BRIEF, Reason
 from tests.kit import hosts as ex
 
 AUTO, AOT = Settings(), Settings(jit=JitMode.AOT)
@@ -65,4 +64,4 @@ def test_steps_are_one_line_and_each_comes_once() -> None:
 
 def test_every_reason_has_a_brief_and_a_fix_or_says_that_it_has_none() -> None:
     # fails if a reason is added to the list alone
-    assert set(explain._BRIEF) == set(fixes._FIXES) == set(Reason)
+    assert set(BRIEF) == set(fixes._FIXES) == set(Reason)
