@@ -265,10 +265,10 @@ def test_the_audit_refuses_a_known_bad_build_or_warns_of_it(
     noted = [with_code(tmp_path, code, entry(SASS, arch, PLAIN, payload=elves.cubin("13.0.88"))) for arch in (103, 120)]
     refusing = make({"ops/__init__.py": INIT, f"ops/{name}{SUFFIX}": noted[0]})
     said = refused(capsys, tmp_path / "no", refusing, "--torch", this_torch())
-    assert "refused" in said and "  known bad: " in said and "causal-conv1d/issues/105" in said
+    assert "refused" in said and "known-bad: needs " in said and "causal-conv1d/issues/105" in said
     warned = make({"ops/__init__.py": INIT, f"ops/{name}{SUFFIX}": noted[1]})
     wheel = guarded(tmp_path / "out", warned, torch=this_torch())
-    assert "  warning: known bad: " in (said := capsys.readouterr().out) and " 0 violations" in said
+    assert "known-bad: needs " in (said := capsys.readouterr().out) and " 0 violations" in said
     assert [str(one) for one in manifest(wheel).host[0].compiled] == ["sm_120:nvcc:13.0.88"]
     site(wheel)
     gpu = Gpu(0, ComputeCapability(12, 0), "a GPU")
@@ -308,7 +308,7 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
             "found   a build for torch 2.1\n  needed  one for torch 2.4 or newer",
         ),
         ({f"ops/_C{SUFFIX}": module, "ops/_C.py": "x = 1"}, ("--torch", this_torch()), "two meanings of ops/_C.py"),
-        ({f"ops/_C{SUFFIX}": module, "stray.txt": "x"}, ("--torch", this_torch()), "ownership: stray.txt"),
+        ({f"ops/_C{SUFFIX}": module, "stray.txt": "x"}, ("--torch", this_torch()), "stray.txt: ownership: "),
         ({"ops/libtorch_cpu.so": module}, ("--torch", this_torch()), "a copy of torch's"),
     ]
     for files, options, why in cases:

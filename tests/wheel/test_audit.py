@@ -312,4 +312,4 @@ def test_a_result_for_each_guard_as_json(repaired: Mapping[str, Path], tmp_path:
     assert [result["guard"] for result in good["results"]] == [guard.name for guard in guards.GUARDS]
     assert {result["guard"] for result in good["results"] if result["verdict"] != "passed"} == {"origin"}
     refused = {result["guard"]: result["violations"] for result in bad["results"] if result["verdict"] == "refused"}
-    assert refused["bundled"][0]["where"] == "precast/ops/x.so"
+    assert refused["bundled"][0]["candidate"] == "precast/ops/x.so"
