@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, forwards, samples  # noqa: E402
+from precast._adopt import command, flow, forwards, samples  # noqa: E402
+from precast._adopt.source import Unreadable  # noqa: E402
+from precast.errors import KernelError  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
+from tests.adopt.zoo import written  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
@@ -206,11 +211,66 @@ def test_what_is_not_safe_keeps_its_logits(change: Any, reason: str) -> None:
     assert isinstance(found.fate, str) and found.fate.startswith(reason)
 
 
-def test_a_forward_that_scales_its_logits_keeps_them() -> None:
-    report = precast.adopt(zoo.make("gemma3"), logits=False)
-    (left,) = (group for group in report.left if group.kind == "logits")
-    assert left.note == "no rule knows what its forward does with logits"
-    assert "logits" in {one.output for one in report.compared}
+def capped(model: Any) -> Any:
+    model.config.final_logit_softcapping = 30.0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: capped(zoo.make("gemma3")), "its logits are changed, as config.final_logit_softcapping is 30.0"),
+        (lambda: hooked(zoo.make("llama")), "its lm_head has hooks, which would see no logits"),
+        (lambda: zoo.make("vit"), "no causal language model of transformers"),
+    ],
+)
+def test_logits_that_must_stay_are_an_error_and_nothing_is_changed(make: Callable[[], Any], reason: str) -> None:
+    model = make()
+    with pytest.raises(KernelError, match=re.escape(reason)):
+        precast.adopt(model, logits=False)
+    assert not any("forward" in vars(one) for one in model.modules())
+    left = [group.note for group in precast.adopt(model, logits=False, dry_run=True).left if group.kind == "logits"]
+    assert left == ([] if "no causal" in reason else [reason])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gemma3", "gpt_oss"])
+def test_models_whose_forwards_differ_have_the_loss_and_gradients_of_their_logits(name: str) -> None:
+    model = zoo.make(name)
+    if hasattr(model.config, "output_router_logits"):
+        model.config.output_router_logits = True  # whose loss the forward adds to that of the labels
+    adopted = copy.deepcopy(model)
+    assert precast.adopt(adopted, logits=False).ok
+    assert precast.adopt(adopted, logits=False) is not None, "again: nothing is left to do"
+    batch = dict(samples.sample(zoo.make(name)) or {})
+    assert assert_alike(model, adopted, batch).logits is None
+    if name == "gemma3":
+        capped(adopted)
+        assert adopted(**batch).logits is not None, "the option was set later"
+
+
+def read(folder: Path, body: str) -> tuple[str, ...]:
+    return flow.logits_of(written(folder, "forward(self, ids, labels=None, **kw)", body))
+
+
+LOSS = "loss = self.loss_function(logits, labels, self.config.vocab_size, **kw)\nreturn dict(loss=loss, logits=logits)"
+
+
+def test_what_a_forward_does_with_its_logits_is_read_from_its_source(tmp_path: Path) -> None:
+    made, option = "logits = self.lm_head(self.model(ids))", "if self.config.cap is not None:\n    logits = logits / 2"
+    assert read(tmp_path, f"{made}\n{LOSS}") == () and read(tmp_path, f"{made}\n{option}\n{LOSS}") == ("cap",)
+    refused = (
+        f"{made}\nlogits = logits.float()\n{LOSS}",
+        f"{made}\n{option}\nelse:\n    logits = logits / 3\n{LOSS}",
+        f"{made}\nif self.cap is not None:\n    logits = logits / 2\n{LOSS}",
+        f"{made}\n{LOSS.replace('loss=loss', 'loss=loss + logits.mean()')}",
+        f"{made}\n{LOSS.replace('(logits, ', '(logits[:, 1:], ')}",
+        f"{made}\nother = self.lm_head(ids)\n{LOSS}",
+        f"if labels is None:\n    {made}\n{LOSS}",
+        f"{made}\nreturn dict(logits=logits)",
+    )
+    for body in refused:
+        with pytest.raises(Unreadable, match="its forward "):
+            read(tmp_path, body)
 
 
 def test_gradients_by_torch_func_have_logits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, forwards, instances, rotation, source  # noqa: E402
+from precast._adopt import command, flow, forwards, instances, rotation, source  # noqa: E402
 from precast._adopt.run import adopt_by  # noqa: E402
+from precast._adopt.source import Unreadable  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
+from tests.adopt.zoo import written  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
+
+UNKNOWN = "no rule knows what its apply_rotary_pos_emb does"
 
 
 def attentions(model: Any) -> list[Any]:
@@ -169,7 +174,7 @@ def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.Monke
 
 
 def test_what_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reasons(zoo.make("gpt_oss")) == {"no rule knows what its forward does"}
+    assert reasons(zoo.make("gpt_oss")) == {UNKNOWN}
     model = zoo.make("qwen3")
     for layer in model.model.layers:
         layer.self_attn.q_norm.register_forward_hook(lambda *_: None)
@@ -184,7 +189,7 @@ def test_what_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons(model) == {"its norms have two values of eps"}
     for layer in model.model.layers:
         layer.self_attn.k_norm = torch.nn.Linear(16, 16)
-    assert reasons(model) == {"no rule knows what its norms do"}
+    assert reasons(model) == set(), "a norm of another kind stays, and what rotates after it is replaced"
     model = zoo.make("llama")
     for layer in model.model.layers:
         layer.self_attn.forward = functools.partial(type(layer.self_attn).forward, layer.self_attn)
@@ -209,12 +214,42 @@ def test_another_function_that_rotates_is_left_alone(monkeypatch: pytest.MonkeyP
     from transformers.models.llama import modeling_llama
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rounded_once)
-    assert reasons(zoo.make("llama")) == {"no rule knows what its forward does"}
+    assert reasons(zoo.make("llama")) == {UNKNOWN}
     monkeypatch.undo()
-    monkeypatch.setattr(modeling_llama, "rotate_half", lambda x: x)
-    model = zoo.make("llama")
-    monkeypatch.setattr(rotation, "fingerprint_of_functions", lambda *_: "another")
-    assert reasons(model) == {"its apply_rotary_pos_emb was replaced"}
+    monkeypatch.setattr(modeling_llama, "rotate_half", turned_back)
+    assert reasons(zoo.make("llama")) == {UNKNOWN}
+
+
+def turned_back(x: Any) -> Any:
+    return torch.cat([x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]], -1)
+
+
+BEFORE = "k = self.k_proj(x).transpose(1, 2)\nq = self.q_proj(x).transpose(1, 2)"
+NORMS = "q = self.q_norm(self.q_proj(x).view(-1)).transpose(1, 2)\nk = self.k_norm(k)"
+CALL = "q, k = apply_rotary_pos_emb(q, k, cos, sin)\nreturn q, k"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (f"{BEFORE}\n{CALL}", ("q_proj", "k_proj")),  # no norms, as the caller sees by their classes
+        (f"{BEFORE}\n{NORMS}\n{CALL}", ("q_norm", "k_norm")),
+        (f"{BEFORE}\n{NORMS}\nseen = q.sum()\n{CALL}", ()),  # another reads the result of a norm
+        (f"{BEFORE}\nif self.normed:\n    q = self.q_norm(q)\n    k = self.k_norm(k)\n{CALL}", ()),
+        (f"{BEFORE}\n{NORMS}\nv = self.k_norm(x)\n{CALL}", ()),
+        (f"{BEFORE}\n{NORMS.replace('(1, 2)', '(0, 1)')}\n{CALL}", ()),
+        (f"{BEFORE}\n{CALL.replace('sin)', 'sin, unsqueeze_dim=2)')}", "does not call"),
+        (f"{BEFORE}\n{CALL}\nq, k = apply_rotary_pos_emb(q, k, cos, sin)", "does not call"),
+        (f"{BEFORE}\nq, k = self.turn(apply_rotary_pos_emb)(q, k, cos, sin)", "does not call"),
+    ],
+)
+def test_what_an_attention_gives_to_the_rotation_is_read_from_its_source(body: str, found: Any, tmp_path: Path) -> None:
+    forward = written(tmp_path, "forward(self, x, cos, sin)", body)
+    if isinstance(found, str):
+        with pytest.raises(Unreadable, match=found):
+            flow.rotated(forward, "apply_rotary_pos_emb")
+    else:
+        assert flow.rotated(forward, "apply_rotary_pos_emb") == found
 
 
 def rounded_once(q: Any, k: Any, cos: Any, sin: Any) -> Any:

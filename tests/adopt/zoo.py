@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import linecache
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,3 +130,11 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> Any:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape).to(dtype) * 0.05)
     return model
+
+
+def written(folder: Path, signature: str, body: str) -> Any:
+    """A function in a file of its own; it is read, not called."""
+    path = folder / "written.py"
+    path.write_text(f"def {signature}:\n" + "\n".join(f"    {line}" for line in body.splitlines()) + "\n")
+    linecache.checkcache(str(path))
+    return runpy.run_path(str(path))[signature.partition("(")[0]]

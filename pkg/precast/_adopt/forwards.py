@@ -282,11 +282,17 @@ def causal_loss(
 
 
 @ours
-def without_logits(model: Any, device: str, /, *given: Any, _proof: Proof = None, **named: Any) -> Any:
-    """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head."""
+def without_logits(
+    model: Any, device: str, options: tuple[str, ...], /, *given: Any, _proof: Proof = None, **named: Any
+) -> Any:
+    """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head.
+
+    ``options`` of its config change logits unless they are None.
+    """
     kept, loss, head = named.get("logits_to_keep", 0), model.__dict__.get(LOSS), model.lm_head
     tuples = named.get("return_dict") is False or not model.config.return_dict
     replaced = not (is_ours(loss) and is_ours(head.__dict__.get("forward"))) or has_hooks(head)
+    replaced |= any(getattr(model.config, name, None) is not None for name in options)
     called = named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept
     if called or replaced or unproved(model, _proof) or torch._C._are_functorch_transforms_active():
         return own(model, *given, **named)

@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt import forwards, instances
+from precast._adopt import flow, forwards, instances
 from precast._adopt.probe import Trial, decide, drawn, probe
 from precast._adopt.seen import seen_forward
 from precast._adopt.source import Sources, Unreadable, fingerprint_of_functions
 
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
-# Forwards that do nothing with logits but return them and give them to the loss.
-_FORWARDS = {"1d7a76e6b574ac6f"}  # transformers Llama, Qwen 2 and 3, Mistral, Gemma, Phi 3 and others
 _CLASSES, _ROWS = 16384, 32
 # Items and scale of a loss: as the model calls it, and as a trainer with a GradScaler does. A gradient that is rounded
 # before the scale is known is lost in float16.
@@ -55,19 +53,26 @@ def fingerprint_of(own: Any) -> str:
     return fingerprint_of_functions(own, getattr(sys.modules[own.__module__], "fixed_cross_entropy", own))
 
 
-def with_signature(function: Callable[..., Any], module: Module, device: str) -> functools.partial[Any]:
+def with_signature(
+    function: Callable[..., Any], module: Module, device: str, options: tuple[str, ...]
+) -> functools.partial[Any]:
     """A forward with the arguments of the module's own one, which trainers and ``generate`` look for."""
-    bound = functools.partial(function, module, device, _proof=seen_forward(module))
+    bound = functools.partial(function, module, device, options, _proof=seen_forward(module))
     _, *arguments = inspect.signature(type(module).forward).parameters.values()
     bound.__signature__ = inspect.Signature([one.replace(annotation=one.empty) for one in arguments])  # type: ignore[attr-defined]
     return bound
 
 
-def without_logits(model: Any, digest: str) -> str:
-    """Why the loss must be computed from logits, or nothing."""
+def without_logits(model: Any) -> tuple[str, tuple[str, ...]]:
+    """Why the loss must be computed from logits, or nothing; and the options of its config that must stay None."""
+    options = flow.logits_of(inspect.unwrap(type(model).forward))
+    given = {name: getattr(model.config, name, None) for name in options}
+    capped = [f"config.{name} is {value}" for name, value in given.items() if value is not None]
+    return f"its logits are changed, as {capped[0]}" if capped else _unfit(model), options
+
+
+def _unfit(model: Any) -> str:
     head = model._modules.get("lm_head")
-    if digest not in _FORWARDS:
-        return "no rule knows what its forward does with logits"
     if "forward" in model.__dict__:
         return "its forward was replaced before"
     if type(head) is not torch.nn.Linear:

@@ -157,15 +157,15 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
     own = f"{type(model).__module__}.{type(model).__qualname__}"
     try:
         digest = loss.fingerprint_of(type(model))
-        why = loss.without_logits(model, digest) if isinstance(found.fate, Exact) else "its loss stays"
+        why, options = loss.without_logits(model) if isinstance(found.fate, Exact) else ("its loss stays", ())
     except Unreadable as error:
-        digest, why = "", f"its forward: {error}"
+        digest, why, options = "", str(error), ()
     if why:
         yield Found(name, model, "logits", digest, why)
         return
     note = "linear_cross_entropy, no logits of calls with labels"
     parts: tuple[tuple[str, Any, Callable[[Module], Bound]], ...] = (
-        (name, model, lambda one: loss.with_signature(forwards.without_logits, one, device)),
+        (name, model, lambda one: loss.with_signature(forwards.without_logits, one, device, options)),
         (
             f"{name}.lm_head".lstrip("."),
             model.lm_head,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from precast._adopt import forwards, instances, source
+from precast._adopt import flow, forwards, instances, source
 from precast._adopt.loss import fingerprint_of
 from precast._adopt.probe import Trial, decide, drawn, probe, twin_of
 from precast._adopt.rules import RULES
@@ -23,16 +23,15 @@ from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_functi
 from precast.ops.norm import CASTINGS
 from precast.ops.rotary import rms_norm_rotary_embedding
 
-# By the forward of an attention: the names of the norms of queries and keys, and the function that rotates.
-_KNOWN: dict[str, tuple[tuple[str, ...], str]] = {
-    "a2b0969cbf020d60": ((), "60f8b8263d541890"),  # transformers Llama
-    "131c43eb178a09c5": (("q_norm", "k_norm"), "3795f6502d771580"),  # transformers Qwen3
-    "91e47e81cf1daee3": (("q_norm", "k_norm"), "94091dea9209dd7e"),  # transformers Qwen3-MoE
-    "b40fb8716476e344": (("q_norm", "k_norm"), "a5859cb5f5bca205"),  # transformers Gemma 3
+# Functions that rotate halves of whole heads, whichever module has its copy of them.
+_KNOWN = {
+    "c209d4571cbbd437",  # transformers 5.0 and newer, Llama and 118 others
+    "00bf94730d5b83ff",  # transformers 4.57, with an argument that it does not read
 }
 _EPS = next(rule.known for rule in RULES if rule.kind == "rms_norm")
 _TOKENS, _HEADS, _KEYS = 16, 4, 2
 _EACH, _ONCE = "each", "once"
+_NAMES = (instances.ROTATE, "rotate_half")  # what an attention calls, and what that calls
 
 
 Norms = tuple[tuple[str, str], ...]  # of queries and keys, each with the name of its eps
@@ -42,18 +41,18 @@ def known(module: Any) -> tuple[str, Norms | str]:
     """The fingerprint of an attention, and its norms, or why it must stay."""
     try:
         digest = fingerprint_of(type(module))
-        if digest not in _KNOWN:
-            return digest, "no rule knows what its forward does"
-        names, rotation = _KNOWN[digest]
-        if fingerprint_of_functions(*_functions(type(module))) != rotation:
-            return digest, f"its {instances.ROTATE} was replaced"
+        names = flow.rotated(inspect.unwrap(type(module).forward), instances.ROTATE)
+        if source.fingerprint_of_copies(*_functions(type(module))) not in _KNOWN:
+            return digest, f"no rule knows what its {instances.ROTATE} does"
+        if not isinstance(getattr(module, "head_dim", None), int):
+            return digest, "it does not say how wide a head is"
         with_attribute(type(module).forward, instances.ROTATE)
-        norms = [module._modules[name] for name in names]
-        found = [_EPS.get(fingerprint(type(norm)), "") for norm in norms]
+        norms = [module._modules.get(name) for name in names]
+        found = [_EPS.get(fingerprint(type(norm)), "") if isinstance(norm, Module) else "" for norm in norms]
     except Unreadable as error:
         return "", str(error)
-    if "" in found:
-        return digest, "no rule knows what its norms do"
+    if "" in found:  # projections, or norms of another kind: only the rotation is replaced
+        return digest, ()
     if any("forward" in norm.__dict__ and not instances.is_ours(norm.__dict__["forward"]) for norm in norms):
         return digest, "the forward of its norms was replaced before"
     if any(map(instances.has_hooks, norms)):
@@ -78,19 +77,18 @@ def key(module: Any, norms: Norms) -> object:
     return (*map(tuple, functions), module.head_dim, *(state_of(module._modules[name]) for name, _ in norms))
 
 
-def _functions(cls: type[Any]) -> tuple[Any, Any]:
+def _functions(cls: type[Any]) -> tuple[Any, ...]:
     """What rotates, by the names that the forward of a class of attentions sees."""
     here = inspect.unwrap(cls.forward).__globals__
-    return here[instances.ROTATE], here["rotate_half"]
+    return tuple(here[name] for name in _NAMES if name in here)
 
 
 def sources(module: Any, norms: Norms) -> source.Sources:
     """What is read beside the forward of an attention."""
     here = inspect.unwrap(type(module).forward).__globals__["__name__"]
-    names = (instances.ROTATE, "rotate_half")
     functions = [
         (f"{here}.{name}", fingerprint_of_functions(function))
-        for name, function in zip(names, _functions(type(module)), strict=True)
+        for name, function in zip(_NAMES, _functions(type(module)), strict=True)
     ]
     classes = dict.fromkeys(type(module._modules[name]) for name, _ in norms)
     return (*functions, *map(source.source_of, classes))

@@ -24,6 +24,7 @@ from precast._adopt.rules import RULES, Rule
 from precast._adopt.source import Sources
 from precast._adopt.state import State, Unkept, attempted
 from precast._version import __version__
+from precast.errors import KernelError
 
 _Exact = list[tuple[recognise.Found, Exact]]
 
@@ -62,7 +63,9 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
         be made, the model is adopted by its proofs alone, and ``report.ok`` is False.
 
     Raises:
-        TypeError: ``model`` is not a module. Nothing else is raised, whatever the model and the sample do.
+        TypeError: ``model`` is not a module.
+        precast.errors.KernelError: ``logits=False``, and no loss of the model can be computed without them. Nothing
+            else is raised, whatever the model and the sample do.
 
     Example::
 
@@ -109,6 +112,8 @@ def adopt_by(
         except Unkept as error:
             state, unkept = State(), f"no outputs: {error}"
         found = list(recognise.examine(model, rules, logits=logits))
+        if not (logits or dry_run):
+            _require_no_logits(bare, found)
         exact = [(one, one.fate) for one in found if isinstance(one.fate, Exact)]
         with quiet(bare, state.fill) as silent:
             before, missing = (_NOTHING, [unkept]) if unkept else (_NOTHING, [])
@@ -131,6 +136,22 @@ def adopt_by(
         device=device_name(model),
         seconds=round(time.perf_counter() - started, 3),
         lost=lost,
+    )
+
+
+def _require_no_logits(model: Module, found: list[recognise.Found]) -> None:
+    """Raise KernelError if no loss of the model can be computed without logits."""
+    kinds = [one.fate for one in found if one.kind == "logits"]
+    done = any(isinstance(fate, Exact) for fate in kinds)
+    if done or any(
+        instances.is_ours(one.__dict__.get("forward")) and hasattr(one, "lm_head") for one in model.modules()
+    ):
+        return
+    raise KernelError(
+        f"{_name(type(model))} cannot give its loss without logits",
+        found="; ".join(str(fate) for fate in kinds) or "no causal language model of transformers",
+        needed="one whose lm_head is a torch.nn.Linear, and whose logits only its loss reads",
+        fix="precast.adopt(model), which keeps the logits",
     )
 
 
