@@ -11,11 +11,11 @@ constexpr float kEps = 1e-6f;      // of the l2 norm, as in FLA and transformers
 
 enum Flag : int {
   kL2Norm = 1,
-  kKeyGates = 2,      // a gate per element of a key, else one per head
-  kLongStarts = 4,    // starts are int64, else int32
-  kLongIndices = 8,   // the same for indices
+  kKeyGates = 2,     // a gate per element of a key, else one per head
+  kLongStarts = 4,   // starts are int64, else int32
+  kLongIndices = 8,  // the same for indices
   kLongAccepted = 16,
-  kEachToken = 32,    // the state after each token has an index
+  kEachToken = 32,  // the state after each token has an index
 };
 
 // Strides are in bytes, here and below. The elements of a head are contiguous.
@@ -41,7 +41,7 @@ struct Rule {
   const char* indices;   // slots; null: a sequence has the state of its number
   const char* accepted;  // the state of token accepted - 1 is the first one; null: that of token 0
   long long index_sequence, index_token, accepted_stride, starts_stride;  // in elements
-  long long tokens;  // in all
+  long long tokens;                                                       // in all
   long long slots;
   char* out;  // contiguous: tokens, value_heads, value_dim
   int out_dtype;

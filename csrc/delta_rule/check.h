@@ -33,8 +33,9 @@ inline void check_gates(const char* op, const char* name, const Tensor* gates, c
                         int64_t each) {
   if (gates == nullptr) return;
   const int32_t code = gates->dtype_code();
-  PRECAST_CHECK(code == float32_code() || code == q.dtype_code(), "%s: %s is %s and q is %s; needed float32 or one dtype",
-                op, name, dtype_name(code), dtype_name(q.dtype_code()));
+  PRECAST_CHECK(code == float32_code() || code == q.dtype_code(),
+                "%s: %s is %s and q is %s; needed float32 or one dtype", op, name, dtype_name(code),
+                dtype_name(q.dtype_code()));
   check_device(op, {name, *gates}, q, "q");
   const int64_t dim = gates->dim(), *sizes = gates->sizes();
   PRECAST_CHECK((dim == 3 || (dim == 4 && sizes[3] == each)) && memcmp(sizes, v.sizes(), 3 * sizeof(int64_t)) == 0,
@@ -102,10 +103,16 @@ inline void check_states(const char* op, const char* name, const Tensors& t, int
                 "%s: %s is written in place and has shape %s with strides %s; needed a contiguous last dimension, and "
                 "elements that do not overlap",
                 op, name, shape_of(*t.states).text, ShapeText(t.states->strides(), 4).text);
-  const Named read[] = {{"q", t.q}, {"k", t.k}, {"v", t.v}, {"indices", *t.indices}};
-  for (const Named& one : read) check_apart(op, one, {name, *t.states});
-  if (t.g != nullptr) check_apart(op, {"g", *t.g}, {name, *t.states});
-  if (t.beta != nullptr) check_apart(op, {"beta", *t.beta}, {name, *t.states});
+  const std::pair<const char*, const Tensor*> read[] = {{"q", &t.q},
+                                                        {"k", &t.k},
+                                                        {"v", &t.v},
+                                                        {"g", t.g},
+                                                        {"beta", t.beta},
+                                                        {"indices", t.indices},
+                                                        {"accepted", t.accepted}};
+  for (const auto& one : read) {
+    if (one.second != nullptr) check_apart(op, {one.first, *one.second}, {name, *t.states});
+  }
 }
 
 // Heads of tokens at one distance, or a contiguous copy of them.

@@ -1,15 +1,15 @@
 // The rule by chunks of 64 tokens, with matrix instructions (the WY form of Yang and others, 2024, arXiv 2412.06464).
 //
 // Let G be the sums of a chunk's gates from its first token on, and A the products of its keys below the diagonal, each
-// times beta of the row and exp(G_row - G_column). With T = (I + A)^-1, W = T (beta exp(G) K) and U = T (beta V), a chunk
-// that begins with the state S gives
+// times beta of the row and exp(G_row - G_column). With T = (I + A)^-1, W = T (beta exp(G) K) and U = T (beta V), a
+// chunk that begins with the state S gives
 //
 //   D = U - W S;    out = exp(G) Q S + P D;    S = exp(G_last) S + (exp(G_last - G) K)^T D
 //
 // with P the products of queries and keys up to the diagonal, times exp(G_row - G_column). W, U and P do not need the
-// state: prepare_chunk computes them for all chunks at once. pass_chunks takes 32 columns of the state of a head through
-// all chunks. Between the two, matrices lie in memory as the threads of an instruction hold them: a vector of 16 bytes
-// for each lane and each 16 x 16 elements, so that a warp copies its own and shares nothing.
+// state: prepare_chunk computes them for all chunks at once. pass_chunks takes 32 columns of the state of a head
+// through all chunks. Between the two, matrices lie in memory as the threads of an instruction hold them: a vector of
+// 16 bytes for each lane and each 16 x 16 elements, so that a warp copies its own and shares nothing.
 #pragma once
 
 #include "../gpu/matrix.cuh"
@@ -64,7 +64,8 @@ DEVICE void copy_rows(const Heads& heads, const Chunk& chunk, int head, int piec
   for (int i = static_cast<int>(threadIdx.x); i < kChunk * kPieces; i += kThreads) {
     const int row = i / kPieces, piece = i % kPieces;
     const bool valid = row < chunk.count && piece < pieces;
-    const char* from = valid ? heads.data + (chunk.begin + row) * heads.token + head * heads.head + piece * 16 : heads.data;
+    const char* from =
+        valid ? heads.data + (chunk.begin + row) * heads.token + head * heads.head + piece * 16 : heads.data;
     copy_async(to + piece_place<kRowBytes>(row, piece), from, valid);
   }
 }
@@ -87,7 +88,7 @@ DEVICE void packed(const float (&first)[4], const float (&second)[4], u32 (&m)[4
 
 // Numbers of a chunk's tokens.
 struct Rows {
-  float gate[kChunk];  // the sum up to the token, times log2(e)
+  float gate[kChunk];                              // the sum up to the token, times log2(e)
   float beta[kChunk], key[kChunk], query[kChunk];  // of the l2 norm
   float erased[kChunk];
 };
@@ -102,11 +103,13 @@ DEVICE void sum_gates(const Rule& a, const Chunk& chunk, int head, Rows& rows) {
     const int row = 2 * lane + i;
     const bool there = row < chunk.count;
     const i64 token = chunk.begin + row;
-    x[i] = there && a.g.data != nullptr ? number(a.g.data + token * a.g.token + head * a.g.head, a.g.dtype) * kLog2E : 0.0f;
+    x[i] = there && a.g.data != nullptr ? number(a.g.data + token * a.g.token + head * a.g.head, a.g.dtype) * kLog2E
+                                        : 0.0f;
     x[i] = x[i] < kLeastGate ? kLeastGate : x[i];
-    rows.beta[row] = !there                 ? 0.0f
-                     : a.beta.data == nullptr ? 1.0f
-                                              : number(a.beta.data + token * a.beta.token + head * a.beta.head, a.beta.dtype);
+    rows.beta[row] = !there ? 0.0f
+                     : a.beta.data == nullptr
+                         ? 1.0f
+                         : number(a.beta.data + token * a.beta.token + head * a.beta.head, a.beta.dtype);
   }
   x[1] += x[0];
   float before = x[1];
@@ -128,7 +131,8 @@ DEVICE void norms_of(const char* keys, const char* queries, bool norm, Rows& row
 #pragma unroll 2
   for (int i = 0; i < kKeyDim / 16; ++i) {
     const u32 place = piece_place<kKeyDim * 2>(row, half * (kKeyDim / 16) + i);
-    const Vector k = *reinterpret_cast<const Vector*>(keys + place), q = *reinterpret_cast<const Vector*>(queries + place);
+    const Vector k = *reinterpret_cast<const Vector*>(keys + place),
+                 q = *reinterpret_cast<const Vector*>(queries + place);
     for_elements<T>(k, [&](int, float x) { of_key += x * x; });
     for_elements<T>(q, [&](int, float x) { of_query += x * x; });
   }
@@ -307,7 +311,8 @@ DEVICE void prepare_chunk(const ChunkArgs& args) {
     for (int n = 0; n < kTiles; ++n) {
       if (n > warp) break;
       u32 m[4];
-      load_matrices(m, at_keys + piece_place<kRowBytes>(n * 16 + (lane & 7) + (lane >> 4) * 8, 2 * k + (lane >> 3 & 1)));
+      load_matrices(m,
+                    at_keys + piece_place<kRowBytes>(n * 16 + (lane & 7) + (lane >> 4) * 8, 2 * k + (lane >> 3 & 1)));
       multiply<T>(with_keys[n][0], key, m[0], m[1]);
       multiply<T>(with_keys[n][1], key, m[2], m[3]);
       multiply<T>(with_queries[n][0], query, m[0], m[1]);
@@ -359,13 +364,13 @@ DEVICE void prepare_chunk(const ChunkArgs& args) {
   wait_copies<0>();
   __syncthreads();
   invert(matrix, reinterpret_cast<float*>(queries));
-  multiply_inverse<T, kRowBytes>(matrix, rows.erased, at_keys, kSteps, [&](int n, const float(&sum)[2][4]) {
+  multiply_inverse<T, kRowBytes>(matrix, rows.erased, at_keys, kSteps, [&](int n, const float (&sum)[2][4]) {
     u32 m[4];
     packed<T>(sum[0], sum[1], m);
     put_block(args.erased, of_head * (kTiles * kSteps) + warp * kSteps + n, m);
   });
   const int tiles = a.value_dim / 16;
-  multiply_inverse<T, kValueBytes>(matrix, rows.beta, at_values, tiles, [&](int n, const float(&sum)[2][4]) {
+  multiply_inverse<T, kValueBytes>(matrix, rows.beta, at_values, tiles, [&](int n, const float (&sum)[2][4]) {
     u32 m[4];
     packed<T>(sum[0], sum[1], m);
     put_block(args.values, of_head * (kTiles * tiles) + warp * tiles + n, m);
@@ -386,11 +391,13 @@ DEVICE void begin_stage(const ChunkArgs& args, i64 number, int head, int key_hea
   const Rule& a = args.rule;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int tiles = a.value_dim / 16;
-  const i64 of_keys = (number * a.key_heads + key_head) * (kTiles * Of::kSteps), of_head = number * a.value_heads + head;
+  const i64 of_keys = (number * a.key_heads + key_head) * (kTiles * Of::kSteps),
+            of_head = number * a.value_heads + head;
   const u32 to = stage + lane * 16;
   const auto copy = [&](int place, const char* from, i64 block, int count) {
 #pragma unroll 8
-    for (int i = 0; i < count; ++i) copy_async(to + (place + i) * kBlock, from + (block + i) * kBlock + lane * 16, true);
+    for (int i = 0; i < count; ++i)
+      copy_async(to + (place + i) * kBlock, from + (block + i) * kBlock + lane * 16, true);
   };
   copy(0, args.erased, (of_head * kTiles + warp) * Of::kSteps, Of::kSteps);
   copy(Of::kQueries, args.queries, of_keys + warp * Of::kSteps, Of::kSteps);
@@ -435,7 +442,8 @@ DEVICE void pass_chunks(const ChunkArgs& args) {
   const int chunks = (span.count + kChunk - 1) / kChunk;
   const int row = lane / 4, pair = 2 * (lane & 3);  // of this thread in a tile
   for (int i = 0; i < args.stages - 1; ++i) {
-    if (i < chunks) begin_stage<kKeyDim>(args, first + i, head, key_head, column, shared_address(mine) + i * kStageBytes);
+    if (i < chunks)
+      begin_stage<kKeyDim>(args, first + i, head, key_head, column, shared_address(mine) + i * kStageBytes);
     commit_copies();
   }
   float s[kOwn][kColumns][4];
@@ -446,10 +454,10 @@ DEVICE void pass_chunks(const ChunkArgs& args) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const i64 at = (warp * kOwn + m) * 16 + row + 8 * (i >> 1);
-        s[m][n][i] = a.from.data == nullptr ? 0.0f
-                                            : number(a.from.data + sequence * a.from.slot + head * a.from.head +
-                                                         at * a.from.row,
-                                                     a.state_dtype, column + n * 8 + pair + (i & 1));
+        s[m][n][i] = a.from.data == nullptr
+                         ? 0.0f
+                         : number(a.from.data + sequence * a.from.slot + head * a.from.head + at * a.from.row,
+                                  a.state_dtype, column + n * 8 + pair + (i & 1));
       }
       put_tile<T>(state, (warp * kOwn + m) * 16, n, s[m][n], 1.0f, 1.0f);
     }

@@ -71,8 +71,8 @@ PRECAST_RARE void bring_decay(const Rule& a, int64_t token, int64_t head, Tile& 
 }
 
 // One pass: corrects the state by the key of the token before, decays it, and sums its products with key and query.
-PRECAST_RARE void take(const float* before, const float* key, Tile& tile, int64_t rows, int64_t column, float* predicted,
-                       float* read) {
+PRECAST_RARE void take(const float* before, const float* key, Tile& tile, int64_t rows, int64_t column,
+                       float* predicted, float* read) {
   Floats delta[kWide], with_key[kWide], with_query[kWide];
   PRECAST_UNROLLED
   for (int c = 0; c < kWide; ++c) {
@@ -129,8 +129,8 @@ void take_token(const Rule& a, int64_t token, int64_t head, int64_t column, int6
     store(tile.delta + i, delta);
     store(tile.result + i, fma(both, delta, load(read + i)) * broadcast(a.scale));
   }
-  put(a.out + ((token * a.value_heads + head) * a.value_dim + column) * (a.out_dtype == 0 ? 4 : 2), a.out_dtype, columns,
-      tile.result);
+  put(a.out + ((token * a.value_heads + head) * a.value_dim + column) * (a.out_dtype == 0 ? 4 : 2), a.out_dtype,
+      columns, tile.result);
 }
 
 void run_item(const Rule& a, int64_t sequence, int64_t head, int64_t column, Tile& tile) {

@@ -20,9 +20,9 @@ constexpr int64_t tiles_of(const Rule& rule) { return (rule.value_dim + kBlockCo
 using RuleFunction = void (*)(const Rule& rule, int64_t begin, int64_t end);
 
 // run: items [begin, end), each of kBlockColumns columns of the state of one head of one sequence.
-#define PRECAST_DELTA_RULE_CPU_LEVEL(level)                   \
-  namespace level {                                           \
-  void run(const Rule& rule, int64_t begin, int64_t end);     \
+#define PRECAST_DELTA_RULE_CPU_LEVEL(level)               \
+  namespace level {                                       \
+  void run(const Rule& rule, int64_t begin, int64_t end); \
   }
 
 PRECAST_EACH_CPU_LEVEL(PRECAST_DELTA_RULE_CPU_LEVEL)

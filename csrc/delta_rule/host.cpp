@@ -110,10 +110,11 @@ void check_starts(const char* op, const Rule& rule) {
   int64_t last = 0;
   for (int64_t i = 0; i <= rule.sequences; ++i) {
     const int64_t start = integer_at(rule.starts, i * rule.starts_stride, (rule.flags & kLongStarts) != 0);
-    PRECAST_CHECK((i == 0 ? start == 0 : start >= last) && (i < rule.sequences ? start <= rule.tokens : start == rule.tokens),
-                  "%s: starts[%lld] is %lld after %lld, and there are %lld tokens; needed numbers that do not "
-                  "decrease, from 0 to that",
-                  op, printable(i), printable(start), printable(last), printable(rule.tokens));
+    PRECAST_CHECK(
+        (i == 0 ? start == 0 : start >= last) && (i < rule.sequences ? start <= rule.tokens : start == rule.tokens),
+        "%s: starts[%lld] is %lld after %lld, and there are %lld tokens; needed numbers that do not "
+        "decrease, from 0 to that",
+        op, printable(i), printable(start), printable(last), printable(rule.tokens));
     last = start;
   }
 }
@@ -168,9 +169,9 @@ __attribute__((noinline)) TensorPair apply(const char* op, const Tensors& t, dou
   if (sequences == 0) return result;
   const bool key_gates = t.g != nullptr && t.g->dim() == 4;
   const ReadHeads queries(&t.q, 1), keys(&t.k, 1), values(&t.v, 1), gates(t.g, key_gates ? 1 : 0), betas(t.beta, 0);
-  const Tensor states = t.states == nullptr                              ? Tensor(nullptr)
+  const Tensor states = t.states == nullptr                         ? Tensor(nullptr)
                         : in_place || last_is_contiguous(*t.states) ? another(*t.states)
-                                                                         : contiguous(*t.states);
+                                                                    : contiguous(*t.states);
   Rule rule = {};
   rule.q = queries.heads();
   rule.k = keys.heads();
@@ -222,7 +223,8 @@ TensorPair prefill_op(const Tensor& q, const Tensor& k, const Tensor& v, const T
 template <RunFunction run>
 Tensor update_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* g, const Tensor* beta,
                  const Tensor& states, const Tensor& indices, const Tensor* accepted, double scale, bool l2_norm) {
-  return apply("gated_delta_rule_update_", {q, k, v, g, beta, &states, nullptr, &indices, accepted}, scale, l2_norm, run)
+  return apply("gated_delta_rule_update_", {q, k, v, g, beta, &states, nullptr, &indices, accepted}, scale, l2_norm,
+               run)
       .first;
 }
 

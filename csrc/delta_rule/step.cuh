@@ -1,7 +1,8 @@
 // The rule token by token: a block of threads has 32 columns of the state of one head in registers.
 //
-// A thread has a vector of 16 bytes in each of several rows. One reduction over the rows serves a token: the products of
-// the state with key and query, and those of key and query that the l2 norm needs, so raw keys and queries are enough.
+// A thread has a vector of 16 bytes in each of several rows. One reduction over the rows serves a token: the products
+// of the state with key and query, and those of key and query that the l2 norm needs, so raw keys and queries are
+// enough.
 #pragma once
 
 #include "../gpu/device.cuh"
@@ -81,8 +82,8 @@ DEVICE void load_numbers(const char* p, int dtype, int left, float (&x)[kCount])
 
 template <class State, int kKeyDim>
 struct Layout {
-  static constexpr int kPer = State::kPerVector;           // columns of a thread
-  static constexpr int kLanes = kBlockColumns / kPer;      // threads that share a row
+  static constexpr int kPer = State::kPerVector;             // columns of a thread
+  static constexpr int kLanes = kBlockColumns / kPer;        // threads that share a row
   static constexpr int kRows = kKeyDim * kLanes / kThreads;  // of a thread
 };
 
@@ -146,7 +147,8 @@ DEVICE void load_token(const Rule& a, const Place& p, i64 token, Token<Of>& t) {
                                    p.columns, t.v);
   const bool plain = a.g.data != nullptr && (a.flags & kKeyGates) == 0;
   t.gate = plain ? number(a.g.data + token * a.g.token + p.head * a.g.head, a.g.dtype) : 0.0f;
-  t.beta = a.beta.data != nullptr ? number(a.beta.data + token * a.beta.token + p.head * a.beta.head, a.beta.dtype) : 1.0f;
+  t.beta =
+      a.beta.data != nullptr ? number(a.beta.data + token * a.beta.token + p.head * a.beta.head, a.beta.dtype) : 1.0f;
 }
 
 constexpr int kAhead = 8;  // tokens
@@ -295,7 +297,7 @@ DEVICE void run_tokens(const Rule& a) {
         with_query[c] += now.q[i] * s[i][c];
       }
     }
-    float(&mine)[kWarps][kLine] = room[t & 1];
+    float (&mine)[kWarps][kLine] = room[t & 1];
 #pragma unroll
     for (int c = 0; c < kPer; ++c) {
       with_key[c] = over_rows<Of::kLanes>(with_key[c]);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 from precast import ops  # noqa: E402
 from precast.compat import fla  # noqa: E402
-from precast.ops.delta_rule import reference  # noqa: E402
+from precast.ops.delta_rule import reference as plain  # noqa: E402
 from tests.ops.tensors import assert_captured, assert_same_with_any_number_of_threads  # noqa: E402
 
 pytestmark = [
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
 ]
 
+reference: Any = plain  # its arguments are unpacked from lists
 HALVES = (torch.bfloat16, torch.float16)
 # Of the norm of the result: rounded factors of matrix products on a GPU, or float32 sums; then of states.
 ALLOWED = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -134,7 +136,7 @@ def test_numbers_of_1000_cases(first: int, device: str) -> None:
 def test_both_references_say_what_the_page_says(by_key: bool, starts: Any) -> None:
     tensors = double(made(1, 70, (1, 2), (4, 5), by_key=by_key))
     places = None if starts is None else torch.tensor(starts)
-    spans = [(0, 70)] if starts is None else list(zip(starts, starts[1:], strict=False))
+    spans = [(0, 70)] if starts is None else list(itertools.pairwise(starts))
     first = torch.randn(len(spans), 2, 4, 5, generator=torch.Generator().manual_seed(1)).double()
     for function in (reference.gated_delta_rule, reference.by_chunks):
         out, final = function(*tensors, first, places, 0.3, False)
@@ -166,11 +168,17 @@ def test_names_of_fla() -> None:
         assert state is None
         torch.testing.assert_close(out, ops.gated_delta_rule(q, k, v, g, beta)[0])
     rate, bias = torch.rand(4), torch.rand(4)
-    gated = {"use_gate_in_kernel": True, "A_log": rate, "dt_bias": bias, "use_beta_sigmoid_in_kernel": True}
-    turned = {"output_final_state": True, "state_v_first": True, "allow_neg_eigval": True}
+    gated: dict[str, Any] = {
+        "use_gate_in_kernel": True,
+        "A_log": rate,
+        "dt_bias": bias,
+        "use_beta_sigmoid_in_kernel": True,
+    }
+    turned: dict[str, Any] = {"output_final_state": True, "state_v_first": True, "allow_neg_eigval": True}
     out, state = fla.chunk_gated_delta_rule(q, k, v, g, beta, **gated, **turned)
     right = -rate.exp() * torch.nn.functional.softplus(g + bias)
     exact, final = ops.gated_delta_rule(q, k, v, right, 2 * beta.sigmoid())
+    assert state is not None
     torch.testing.assert_close((out, state.mT), (exact, final))
     again = fla.fused_recurrent_gated_delta_rule(q, k, v, g, beta=beta, initial_state=state, state_v_first=True)[0]
     torch.testing.assert_close(again, ops.gated_delta_rule(q, k, v, g, beta, initial_state=final)[0])
@@ -385,6 +393,8 @@ def traced(function: Callable[..., Any], args: list[Any], options: dict[str, Any
         return function(*fake, **{k: mode.from_tensor(v) if torch.is_tensor(v) else v for k, v in options.items()})
 
 
+EVERY = BAD | BAD_RULE
+EVERY_UPDATE = BAD | BAD_UPDATE
 WAYS: dict[str, Callable[..., Any]] = {
     "kernel": lambda function, args, options: function(*args, **options),
     "traced": traced,
@@ -403,16 +413,18 @@ def refused(function: Any, given: Change, case: tuple[Change, str], way: str, de
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", {**BAD, **BAD_RULE})
+@pytest.mark.parametrize("case", EVERY)
 def test_bad_input_is_one_clear_error(case: str, way: str, device: str) -> None:
-    refused(ops.gated_delta_rule, {}, {**BAD, **BAD_RULE}[case], way, device)
+    # fails if it is not refused in these words
+    refused(ops.gated_delta_rule, {}, EVERY[case], way, device)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", {**BAD, **BAD_UPDATE})
+@pytest.mark.parametrize("case", EVERY_UPDATE)
 def test_bad_input_of_an_update_is_one_clear_error(case: str, way: str, device: str) -> None:
-    given = {"states": pool(5, device=device), "indices": torch.tensor([1, 0], device=device)}
-    refused(ops.gated_delta_rule_update_, given, {**BAD, **BAD_UPDATE}[case], way, device)
+    given: Change = {"states": pool(5, device=device), "indices": torch.tensor([1, 0], device=device)}
+    # fails if it is not refused in these words
+    refused(ops.gated_delta_rule_update_, given, EVERY_UPDATE[case], way, device)
 
 
 @pytest.mark.parametrize("starts", [[1, 3], [0, 2], [0, 3, 2, 3], [0, 4, 3]])
@@ -435,7 +447,7 @@ def test_slots_are_checked_on_the_cpu_before_anything_is_written() -> None:
 def test_states_that_cannot_be_written_are_refused(device: str) -> None:
     tensors, slots = made(2, 1, device=device), torch.tensor([0, 1], device=device)
     for states in (pool(1, device=device).expand(5, -1, -1, -1), pool(5, 4, (48, 32), device).mT):
-        with pytest.raises(RuntimeError, match="states is written in place and has shape .*; needed a contiguous last"):
+        with pytest.raises(RuntimeError, match=r"states is written in place and has shape .*; needed a contiguous"):
             ops.gated_delta_rule_update_(*tensors, states, slots)
     room = torch.zeros(2 * 4 * 32 * 48, device=device)
     states = room.view(2, 4, 32, 48)

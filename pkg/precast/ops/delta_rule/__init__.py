@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang and others, 2024, arXiv 2412.06464), and with a gate for each element of a key, that of KDA.
+"""The gated delta rule (Yang and others, 2024, arXiv 2412.06464), and that of KDA: a gate for each element of a key.
 
 A value head has a state of ``(key_dim, value_dim)``. A token decays it, corrects what it says of the token's key, and
 reads it. ``g`` is the logarithm of the decay::
@@ -7,12 +7,12 @@ reads it. ``g`` is the logarithm of the decay::
     S = S + outer(k, beta * (v - S.mT @ k))
     out = scale * S.mT @ q
 
-``q`` and ``k`` are ``(batch, length, key_heads, key_dim)``, ``v`` is ``(batch, length, value_heads, value_dim)``, all of
-one dtype: float32, float16 or bfloat16. ``value_heads`` is a multiple of ``key_heads``: value head ``h`` has key head
-``h // (value_heads / key_heads)``. ``key_dim`` is at most 256. ``g`` and ``beta`` are ``(batch, length, value_heads)``,
-float32 or as ``q``; ``g`` may also be ``(batch, length, value_heads, key_dim)``. None means no decay, and a ``beta`` of 1.
-States are float32 or bfloat16, and arithmetic is in float32. On a GPU from compute capability 8.0 on, a prefill of 16
-bits with ``key_dim`` 64 or 128 rounds the factors of its matrix products to that dtype, as FLA does.
+``q`` and ``k`` are ``(batch, length, key_heads, key_dim)``, ``v`` is ``(batch, length, value_heads, value_dim)``, all
+of one dtype: float32, float16 or bfloat16. ``value_heads`` is a multiple of ``key_heads``: value head ``h`` has key
+head ``h // (value_heads / key_heads)``. ``key_dim`` is at most 256. ``g`` and ``beta`` are ``(batch, length,
+value_heads)``, float32 or as ``q``; ``g`` may also be ``(batch, length, value_heads, key_dim)``. None means no decay,
+and a ``beta`` of 1. States are float32 or bfloat16, and arithmetic is in float32. On a GPU from compute capability 8.0
+on, a prefill of 16 bits with ``key_dim`` 64 or 128 rounds the factors of its matrix products to that dtype, as FLA.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _checks
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device, same_kind
+from precast.ops._fx import Proxy, recorded
 from precast.ops.delta_rule import reference
 
 MOST_KEY_DIM = 256
@@ -45,7 +46,7 @@ def gated_delta_rule(
     starts: Tensor | None = None,
     l2_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs of all tokens, and the state after the last one. Differentiable, in plain torch by chunks of 64 tokens.
+    """The outputs of all tokens, and the state after the last one. Differentiable, by plain torch.
 
     Args:
         q: ``(batch, length, key_heads, key_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
@@ -75,6 +76,8 @@ def gated_delta_rule(
         out, state = precast.ops.gated_delta_rule(q, k, v, g, beta, l2_norm=True)
         assert out.shape == (1, 100, 2, 64) and state.shape == (1, 2, 64, 64)
     """
+    if isinstance(q, Proxy):
+        return recorded(gated_delta_rule, **locals())  # type: ignore[no-any-return]
     try:
         both: tuple[Tensor, Tensor] = _rule(q, k, v, g, beta, initial_state, starts, _scale(q, scale), l2_norm)
     except _checks.CONFUSED:
@@ -117,8 +120,8 @@ def gated_delta_rule_update_(
         A contiguous tensor like ``v``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU; a GPU leaves it out), or a
-            gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU; a GPU leaves it out), or
+            a gradient is wanted.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -128,6 +131,8 @@ def gated_delta_rule_update_(
         out = precast.ops.gated_delta_rule_update_(q, k, v, None, torch.rand(4, 2), states, slots)
         assert out.shape == (4, 2, 64) and (out[3] == 0).all()
     """
+    if isinstance(q, Proxy):
+        return recorded(gated_delta_rule_update_, **locals())  # type: ignore[no-any-return]
     try:
         options = (states, indices, accepted, _scale(q, scale), l2_norm)
         if q.dim() != 3:
@@ -171,8 +176,8 @@ class _Rule(torch.autograd.Function):
 
 def _refuse_gradient(*_: object) -> NoReturn:
     raise RuntimeError(
-        "gated_delta_rule_update_: a gradient is wanted (grad mode is on and an input requires grad), but the states are "
-        "written in place; needed torch.no_grad(), or gated_delta_rule"
+        "gated_delta_rule_update_: a gradient is wanted (grad mode is on and an input requires grad), but the states "
+        "are written in place; needed torch.no_grad(), or gated_delta_rule"
     )
 
 
@@ -233,9 +238,7 @@ def _check_states(op: str, name: str, states: Tensor, q: Tensor, v: Tensor, sequ
     first = "slots" if sequences is None else "sequences"
     require(
         states.dim() == 4 and states.shape[1:] == inner and (sequences is None or states.shape[0] == sequences),
-        lambda: (
-            f"{op}: {name} has shape {tuple(states.shape)}; needed ({first}, {inner[0]}, {inner[1]}, {inner[2]})"
-        ),
+        lambda: f"{op}: {name} has shape {tuple(states.shape)}; needed ({first}, {inner[0]}, {inner[1]}, {inner[2]})",
     )
 
 

@@ -30,14 +30,12 @@ def gated_delta_rule(
     tokens = _prepared(q, k, v, g, beta, scale, l2_norm)
     length = v.shape[1]
     initial = _initial(tokens[1], tokens[2], initial_state, starts)
-    state = final = initial
-    if starts is not None:
-        begins = torch.searchsorted(starts[1:].contiguous(), torch.arange(length, device=q.device), right=True)
-        state = initial[:1]
+    state, final = initial if starts is None else initial[:1], initial
     outs = []
     for t in range(length):
         if starts is not None:
-            state = torch.where(starts[begins[t]] == t, initial.index_select(0, begins[t : t + 1]), state)
+            now = torch.searchsorted(starts[1:].contiguous(), torch.full_like(starts[:1], t), right=True)
+            state = torch.where(starts[now] == t, initial.index_select(0, now), state)
         out, state = _step(state, *(one[:, t] for one in tokens))
         outs.append(out)
         if starts is not None:
@@ -78,6 +76,7 @@ def gated_delta_rule_update_(
 
 
 def sequences_of(q: Tensor, starts: Tensor | None) -> int:
+    """How many states there are."""
     return q.shape[0] if starts is None else starts.shape[0] - 1
 
 
@@ -135,9 +134,7 @@ def _pass_rows(state: Tensor, parts: tuple[Tensor, ...], *_: Tensor) -> tuple[Te
     return torch.cat(outs[1:] or outs, 1).flatten(0, 1), state
 
 
-def _pass_packed(
-    initial: Tensor, parts: tuple[Tensor, ...], inside: Tensor, sequence: Tensor
-) -> tuple[Tensor, Tensor]:
+def _pass_packed(initial: Tensor, parts: tuple[Tensor, ...], inside: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
     """One chunk after the other; the first one of a sequence begins with the state of that sequence."""
     state, final, outs = initial[:1], initial, [parts[0][:0]]
     number = torch.arange(initial.shape[0], device=sequence.device)
