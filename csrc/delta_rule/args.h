@@ -6,7 +6,7 @@ namespace delta_rule {
 
 constexpr int kMostKeyDim = 256;
 constexpr int kChunk = 64;         // tokens that the chunked kernels take at a time
-constexpr int kBlockColumns = 32;  // of the state, in a block of threads
+constexpr int kBlockColumns = 32;  // of the state: an item on the CPU, and a block of the kernels by chunks
 constexpr float kEps = 1e-6f;      // of the l2 norm, as in FLA and transformers
 
 enum Flag : int {
@@ -16,6 +16,7 @@ enum Flag : int {
   kLongIndices = 8,  // the same for indices
   kLongAccepted = 16,
   kEachToken = 32,  // the state after each token has an index
+  kEarly = 64,      // the launch starts early
 };
 
 // Strides are in bytes, here and below. The elements of a head are contiguous.

@@ -11,7 +11,7 @@ namespace {
 // ---- which kernel serves which call ----
 //
 //   states, keys and values                                kernel              a block of threads has
-//   vectors of 16 bytes, keys of up to 64, 128 or 256      delta_rule_f32_128  32 columns of the state in registers
+//   vectors of 16 bytes, keys of up to 64, 128 or 256      delta_rule_f32_128  columns of the state in registers
 //   anything else                                          ..._any             the same, by element
 //   prefill of 16 bits from sm_80 on, keys of 64 or 128    delta_chunks_...    the matrices of 64 tokens of a head
 //                                                          delta_states_...    32 columns of the state of a head
@@ -30,20 +30,26 @@ constexpr int64_t kLeastTokens = 64;  // of a sequence on average, for the kerne
 uint64_t misaligned(const Heads& heads) { return misalignment(heads.data, heads.token | heads.head); }
 uint64_t misaligned(const States& states) { return misalignment(states.data, states.slot | states.head | states.row); }
 
-void step_cuda(const Rule& rule, int32_t device) {
+// As long as a launch is this small, it starts while the one before it ends.
+constexpr int64_t kEarlyThreads = 1024;  // on a multiprocessor
+
+void step_cuda(Rule& rule, int32_t device) {
   const bool wide = rule.state_dtype == 0;
   const uint64_t bits = misaligned(rule.q) | misaligned(rule.k) | misaligned(rule.v) | misaligned(rule.from) |
                         misaligned(rule.to) | misalignment(rule.out, 0) |
                         static_cast<uint64_t>((rule.key_dim & 15) | (rule.value_dim & 7));
-  int entry = wide ? entry::delta_rule_f32_any : entry::delta_rule_bf16_any;
-  if (bits == 0) {
-    entry = rule.key_dim <= 64    ? (wide ? entry::delta_rule_f32_64 : entry::delta_rule_bf16_64)
-            : rule.key_dim <= 128 ? (wide ? entry::delta_rule_f32_128 : entry::delta_rule_bf16_128)
-                                  : (wide ? entry::delta_rule_f32_256 : entry::delta_rule_bf16_256);
-  }
-  void* arguments[] = {const_cast<Rule*>(&rule)};
-  const int64_t blocks = int64_t{rule.sequences} * rule.value_heads * tiles_of(rule);
-  launch(kernels, device, entry, {static_cast<uint32_t>(blocks), 1, kThreads, 1, 0}, arguments);
+  const int64_t key_dim = bits != 0 ? kMostKeyDim + 1 : rule.key_dim;
+  const int entry = key_dim <= 64    ? (wide ? entry::delta_rule_f32_64 : entry::delta_rule_bf16_64)
+                    : key_dim <= 128 ? (wide ? entry::delta_rule_f32_128 : entry::delta_rule_bf16_128)
+                    : bits == 0      ? (wide ? entry::delta_rule_f32_256 : entry::delta_rule_bf16_256)
+                                     : (wide ? entry::delta_rule_f32_any : entry::delta_rule_bf16_any);
+  void* arguments[] = {&rule};
+  const int64_t columns = wide ? 32 : 64, units = int64_t{rule.sequences} * rule.value_heads;
+  LaunchShape shape = {static_cast<uint32_t>(units * ((rule.value_dim + columns - 1) / columns)), 1,
+                       key_dim <= 128 ? 128u : 256u, 1, 0};
+  shape.early = int64_t{shape.blocks_x} * shape.threads_x <= kEarlyThreads * multiprocessors(device);
+  if (shape.early) rule.flags |= kEarly;
+  launch(kernels, device, entry, shape, arguments);
 }
 
 // The stages of shared memory that the second kernel by chunks has room for.
@@ -97,7 +103,7 @@ void chunks_cuda(const Rule& rule, const Tensor& like, int32_t device) {
          shape, arguments);
 }
 
-void run_cuda(const char*, const Rule& rule, const Tensor& q) {
+void run_cuda(const char*, Rule& rule, const Tensor& q) {
   const int32_t device = q.device_index();
   prepare(kernels, device);
   if (rule.indices == nullptr && takes_chunks(rule, device)) return chunks_cuda(rule, q, device);
@@ -140,7 +146,7 @@ void check_indices(const char* op, const Rule& rule) {
 // What a multiply-add with an element of the state takes one thread, for parallel_rows; a token has a fixed cost too.
 constexpr int64_t kProductPs = 20, kTokenProducts = 2048;
 
-void run_cpu(const char* op, const Rule& rule, const Tensor&) {
+void run_cpu(const char* op, Rule& rule, const Tensor&) {
   if (rule.starts != nullptr) check_starts(op, rule);
   if (rule.indices != nullptr) check_indices(op, rule);
   const RuleFunction run = PRECAST_AT_CPU_LEVEL(delta_rule, run);
@@ -152,7 +158,7 @@ void run_cpu(const char* op, const Rule& rule, const Tensor&) {
 
 // ---- the ops, once for both devices ----
 
-using RunFunction = void (*)(const char* op, const Rule&, const Tensor& q);
+using RunFunction = void (*)(const char* op, Rule&, const Tensor& q);
 
 // Returns the result, and the final states unless they are written in place.
 __attribute__((noinline)) TensorPair apply(const char* op, const Tensors& t, double scale, bool l2_norm,
