@@ -3,11 +3,11 @@
 
 #include "../gpu/dtypes.h"
 
-#define DELTA_RULE_OF(s, State, PICK, KERNEL)                                                              \
-  KERNEL(delta_rule_##s##_64, Rule, 128, PICK(768, 512), PICK(80, 128), 0, run_tokens<State, 64, true>)    \
-  KERNEL(delta_rule_##s##_128, Rule, 128, PICK(512, 384), PICK(128, 168), 0, run_tokens<State, 128, true>) \
-  KERNEL(delta_rule_##s##_256, Rule, 256, 256, 255, 0, run_tokens<State, 256, true>)                       \
-  KERNEL(delta_rule_##s##_any, Rule, 256, 256, 255, 0, run_tokens<State, 256, false>)
+#define DELTA_RULE_OF(s, State, PICK, KERNEL)                                                             \
+  KERNEL(delta_rule_##s##_64, Rule, 128, PICK(512, 384), PICK(128, 168), 0, run_tokens<State, 64, 128>)   \
+  KERNEL(delta_rule_##s##_128, Rule, 128, PICK(512, 384), PICK(128, 168), 0, run_tokens<State, 128, 128>) \
+  KERNEL(delta_rule_##s##_256, Rule, 256, 256, 255, 0, run_tokens<State, 256, 256>)                       \
+  KERNEL(delta_rule_##s##_any, Rule, 512, 512, 128, 0, run_tokens<State, 256, 512, false>)
 
 #define DELTA_CHUNKS_OF(f, T, NARROW, KERNEL)                                                  \
   KERNEL(delta_chunks_64_##f, ChunkArgs, 128, 384, 168, kSharedChunks, prepare_chunk<T, 64>)   \

@@ -46,7 +46,10 @@ void step_cuda(Rule& rule, int32_t device) {
   void* arguments[] = {&rule};
   const int64_t columns = wide ? 32 : 64, units = int64_t{rule.sequences} * rule.value_heads;
   LaunchShape shape = {static_cast<uint32_t>(units * ((rule.value_dim + columns - 1) / columns)), 1,
-                       key_dim <= 128 ? 128u : 256u, 1, 0};
+                       key_dim <= 128 ? 128u
+                       : bits == 0    ? 256u
+                                      : 512u,
+                       1, 0};
   shape.early = int64_t{shape.blocks_x} * shape.threads_x <= kEarlyThreads * multiprocessors(device);
   if (shape.early) rule.flags |= kEarly;
   launch(kernels, device, entry, shape, arguments);

@@ -1,6 +1,6 @@
 // The rule token by token: a block of threads has some columns of the state of one head in registers.
 //
-// Eight threads share a row, with a vector of 16 bytes each; a thread has eight rows or four. One reduction over the
+// Eight threads share a row, with a vector of 16 bytes each; a thread has four or eight rows. One reduction over the
 // rows serves a token: the products of the state with key and query, and those of key and query that the l2 norm needs,
 // so raw keys and queries are enough.
 #pragma once
@@ -83,9 +83,9 @@ DEVICE void load_numbers(const char* p, int dtype, int left, float (&x)[kCount])
   }
 }
 
-template <class State, int kKeyDim>
+template <class State, int kKeyDim, int kThreads>
 struct Layout {
-  static constexpr int kThreads = kKeyDim == 256 ? 256 : 128, kWarps = kThreads / 32;
+  static constexpr int kWarps = kThreads / 32;
   static constexpr int kPer = State::kPerVector;                  // columns of a thread
   static constexpr int kColumns = kRowThreads * kPer;             // of a block
   static constexpr int kRows = kKeyDim * kRowThreads / kThreads;  // of a thread
@@ -302,7 +302,7 @@ template <class Of>
 DEVICE void add_warps(const float* from, float (&sum)[Of::kPer]) {
 #pragma unroll
   for (int c = 0; c < Of::kPer; ++c) sum[c] = 0.0f;
-#pragma unroll
+#pragma unroll 4
   for (int w = 0; w < Of::kWarps; ++w) {
 #pragma unroll
     for (int c = 0; c < Of::kPer; c += 4) {
@@ -321,9 +321,9 @@ DEVICE void decay_row(float (&row)[kPer], float decay) {
   for (int c = 0; c < kPer; ++c) row[c] *= decay;
 }
 
-template <class State, int kKeyDim, bool kVectors>
+template <class State, int kKeyDim, int kThreads, bool kVectors = true>
 DEVICE void run_tokens(const Rule& a) {
-  using Of = Layout<State, kKeyDim>;
+  using Of = Layout<State, kKeyDim, kThreads>;
   constexpr int kPer = Of::kPer, kRows = Of::kRows;
   __shared__ __align__(16) float room[2][Of::kWarps * Of::kLine];
   begin_launch(a.flags & kEarly);
@@ -404,7 +404,7 @@ DEVICE void run_tokens(const Rule& a) {
     if (norm || thread < kRowThreads) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) both[i] = 0.0f;
-#pragma unroll
+#pragma unroll 4
       for (int w = 0; w < Of::kWarps; ++w) {
         const float4 v = *reinterpret_cast<const float4*>(sums + w * Of::kLine + 2 * Of::kColumns);
         both[0] += v.x;
