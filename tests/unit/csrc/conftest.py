@@ -32,6 +32,8 @@ PTX_AS_CPP = {
     "cp.async.cg": "memcpy(reinterpret_cast<char*>(ring_memory) + to, p, 16);",
     "st.shared.v4": "memcpy(reinterpret_cast<char*>(ring_memory) + to, &v, 16);",
     "ld.shared.v4": "memcpy(&v, reinterpret_cast<char*>(ring_memory) + from, 16);",
+    "ldmatrix.": "",  # these two are behind #if for a newer GPU
+    "mma.sync": "",
     "cp.async.commit": "",
     "cp.async.wait": "",
     "griddepcontrol": "",
@@ -48,7 +50,7 @@ PTX_AS_CPP = {
     "max.": "",
     "fma.rn.": "",
 }
-NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a whole warp
+NOT_EMULATED = {"decode_attention", "delta_rule"}  # its matrix instructions are those of a whole warp
 ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)
 
 
