@@ -381,10 +381,6 @@ DEVICE void run_tokens(const Rule& a) {
         with_query[c] += now.q[i] * s[i][c];
       }
     }
-    char* const out = at.out;
-    advance(a, at);
-    Token<Of> next;
-    if (t + 1 < span.count) load_token<Of, kVectors>(a, p, at, next);
     float* const sums = room[t & 1];
     float mine[kPer / 2];
     scatter_sums<kPer>(with_key, with_query, mine);
@@ -425,7 +421,7 @@ DEVICE void run_tokens(const Rule& a) {
       const float of_query = a.scale * (norm ? rsqrtf(both[2] + kEps) : 1.0f);
 #pragma unroll
       for (int c = 0; c < kPer; ++c) with_query[c] = of_query * (with_query[c] + both[1] * delta[c]);
-      store_numbers<kPer, kVectors>(out, a.out_dtype, p.columns, with_query);
+      store_numbers<kPer, kVectors>(at.out, a.out_dtype, p.columns, with_query);
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -433,7 +429,8 @@ DEVICE void run_tokens(const Rule& a) {
       for (int c = 0; c < kPer; ++c) s[i][c] += now.k[i] * delta[c];
     }
     if (each) store_state<State, kRows, kVectors>(a.to, slot_of(a, p.sequence, t), p, s);
-    now = next;
+    advance(a, at);
+    if (t + 1 < span.count) load_token<Of, kVectors>(a, p, at, now);
   }
   if (!each) store_state<State, kRows, kVectors>(a.to, slot, p, s);
 }
