@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 from collections.abc import Callable
@@ -154,7 +155,8 @@ def test_both_references_say_what_the_page_says(by_key: bool, starts: Any) -> No
 def test_against_transformers() -> None:
     theirs = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     q, k, v, g, beta = made(2, 130)
-    exact = theirs.torch_chunk_gated_delta_rule(
+    # Without the decorator, which calls FLA where it is installed.
+    exact = inspect.unwrap(theirs.torch_chunk_gated_delta_rule)(
         q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True
     )
     found = fla.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
