@@ -46,7 +46,9 @@ def gated_delta_rule(
     starts: Tensor | None = None,
     l2_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs of all tokens, and the state after the last one. Differentiable, by plain torch.
+    """``S = exp(g) * S; S += outer(k, beta * (v - S.mT @ k)); out = scale * S.mT @ q`` for each token. Differentiable.
+
+    The gradient is computed by plain torch, from chunks of 64 tokens.
 
     Args:
         q: ``(batch, length, key_heads, key_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
@@ -98,7 +100,7 @@ def gated_delta_rule_update_(
     scale: float | None = None,
     l2_norm: bool = False,
 ) -> Tensor:
-    """The outputs of a few new tokens of each sequence; their states in a pool are updated in place. For inference.
+    """``gated_delta_rule`` of a few new tokens; states in a pool are updated in place. For inference.
 
     Args:
         q: ``(sequences, tokens, key_heads, key_dim)``, or ``(sequences, key_heads, key_dim)`` for one token each.
