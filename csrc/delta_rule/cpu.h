@@ -10,12 +10,13 @@
 namespace precast {
 namespace delta_rule {
 
-inline int64_t integer_at(const char* data, int64_t at, bool is_long) {
+// Static, as every level has its own.
+static inline int64_t integer_at(const char* data, int64_t at, bool is_long) {
   if (is_long) return reinterpret_cast<const long long*>(data)[at];
   return reinterpret_cast<const int*>(data)[at];
 }
 
-constexpr int64_t tiles_of(const Rule& rule) { return (rule.value_dim + kBlockColumns - 1) / kBlockColumns; }
+static constexpr int64_t tiles_of(const Rule& rule) { return (rule.value_dim + kBlockColumns - 1) / kBlockColumns; }
 
 using RuleFunction = void (*)(const Rule& rule, int64_t begin, int64_t end);
 
