@@ -33,30 +33,24 @@ uint64_t misaligned(const States& states) { return misalignment(states.data, sta
 // As long as a launch is this small, it starts while the one before it ends.
 constexpr int64_t kEarlyThreads = 1024;  // on a multiprocessor
 
-// As long as there are this few blocks, they have twice the threads, with half of the rows each.
-constexpr int64_t kFewBlocks = 2;  // on a multiprocessor
-
 void step_cuda(Rule& rule, int32_t device) {
   const bool wide = rule.state_dtype == 0;
   const uint64_t bits = misaligned(rule.q) | misaligned(rule.k) | misaligned(rule.v) | misaligned(rule.from) |
                         misaligned(rule.to) | misalignment(rule.out, 0) |
                         static_cast<uint64_t>((rule.key_dim & 15) | (rule.value_dim & 7));
-  const int64_t key_dim = bits != 0 ? kMostKeyDim + 1 : rule.key_dim, columns = wide ? 32 : 64;
-  const int64_t blocks = int64_t{rule.sequences} * rule.value_heads * ((rule.value_dim + columns - 1) / columns);
-  const bool few = blocks <= kFewBlocks * multiprocessors(device) && key_dim > 64 && key_dim <= 128;
-  const int entry = few              ? (wide ? entry::delta_rule_f32_128_few : entry::delta_rule_bf16_128_few)
-                    : key_dim <= 64  ? (wide ? entry::delta_rule_f32_64 : entry::delta_rule_bf16_64)
+  const int64_t key_dim = bits != 0 ? kMostKeyDim + 1 : rule.key_dim;
+  const int entry = key_dim <= 64    ? (wide ? entry::delta_rule_f32_64 : entry::delta_rule_bf16_64)
                     : key_dim <= 128 ? (wide ? entry::delta_rule_f32_128 : entry::delta_rule_bf16_128)
                     : bits == 0      ? (wide ? entry::delta_rule_f32_256 : entry::delta_rule_bf16_256)
                                      : (wide ? entry::delta_rule_f32_any : entry::delta_rule_bf16_any);
   void* arguments[] = {&rule};
-  LaunchShape shape = {static_cast<uint32_t>(blocks), 1,
-                       few              ? 256u
-                       : key_dim <= 128 ? 128u
-                       : bits == 0      ? 256u
-                                        : 512u,
+  const int64_t columns = wide ? 32 : 64, units = int64_t{rule.sequences} * rule.value_heads;
+  LaunchShape shape = {static_cast<uint32_t>(units * ((rule.value_dim + columns - 1) / columns)), 1,
+                       key_dim <= 128 ? 128u
+                       : bits == 0    ? 256u
+                                      : 512u,
                        1, 0};
-  shape.early = blocks * shape.threads_x <= kEarlyThreads * multiprocessors(device);
+  shape.early = int64_t{shape.blocks_x} * shape.threads_x <= kEarlyThreads * multiprocessors(device);
   if (shape.early) rule.flags |= kEarly;
   launch(kernels, device, entry, shape, arguments);
 }
@@ -104,7 +98,6 @@ void chunks_cuda(const Rule& rule, const Tensor& like, int32_t device) {
                 : (half ? entry::delta_chunks_128_f16 : entry::delta_chunks_128_bf16),
          shape, arguments);
   shape.blocks_x = static_cast<uint32_t>(int64_t{rule.sequences} * rule.value_heads * tiles_of(rule));
-  shape.threads_x = 2 * kThreads;
   shape.dynamic_shared_bytes =
       static_cast<uint32_t>(rule.key_dim * 64 + 2 * kChunk * 64 + args.stages * (3 * rule.key_dim / 16 + 6) * 512 * 4);
   launch(kernels, device,
