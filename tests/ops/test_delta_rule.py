@@ -163,6 +163,21 @@ def test_against_transformers() -> None:
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
 
 
+def test_kda_against_transformers() -> None:
+    theirs = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    q, k, v, g, beta = made(2, 70, (3, 3), by_key=True)
+    options: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    exact = inspect.unwrap(theirs.chunk_kimi_delta_attention)(q, k, v, g, beta, **options)
+    for function in (fla.chunk_kda, fla.fused_recurrent_kda):
+        torch.testing.assert_close(function(q, k, v, g, beta, **options), exact, rtol=1e-4, atol=1e-5)
+    rate, bias = torch.rand(3), torch.rand(3 * 32)
+    found, _ = fla.chunk_kda(q, k, v, g, beta, use_gate_in_kernel=True, A_log=rate, dt_bias=bias)
+    right = -rate.exp()[:, None] * torch.nn.functional.softplus(g + bias.view(3, 32))
+    torch.testing.assert_close(found, fla.fused_recurrent_kda(q, k, v, right, beta)[0])
+    with pytest.raises(NotImplementedError, match="lower_bound is a float; needed None"):
+        fla.chunk_kda(q, k, v, g, beta, lower_bound=-5.0)
+
+
 def test_names_of_fla() -> None:
     q, k, v, g, beta = made(2, 9)
     for function in (fla.chunk_gated_delta_rule, fla.fused_recurrent_gated_delta_rule):

@@ -1,6 +1,7 @@
-"""Functions of ``fla.ops.gated_delta_rule``, by their names and arguments, on top of precast's ops.
+"""Functions of ``fla.ops.gated_delta_rule`` and ``fla.ops.kda``, by their names and arguments, on top of precast's ops.
 
 What FLA computes in its kernels besides the rule, the activations of gates and of ``beta``, is plain torch here.
+Bounded gates are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"]
+__all__ = ["chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"]
 
 # Arguments that other versions have, by what they must be; None: what it is does not change the result.
 _OTHERS: dict[str, tuple[Any, ...] | None] = {
@@ -19,8 +20,14 @@ _OTHERS: dict[str, tuple[Any, ...] | None] = {
     "chunk_size": None,
     "cp_context": (None,),
     "cu_seqlens_cpu": None,
+    "disable_recompute": None,
     "gv": (None,),
     "head_first": (False,),
+    "lower_bound": (None,),
+    "max_num_seqs": None,
+    "return_intermediate_states": (False,),
+    "safe_gate": None,
+    "use_graph": None,
 }
 
 
@@ -41,6 +48,47 @@ def chunk_gated_delta_rule(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The outputs of ``(batch, length, heads, width)``, and the final states or None. Differentiable."""
+    given = {name: value for name, value in locals().items() if name != "others"}
+    return fused_recurrent_gated_delta_rule(**given, **others)
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The same with ``g`` of ``(batch, length, heads, width)``, one for each element of a key. Differentiable."""
+    given = {name: value for name, value in locals().items() if name != "others"}
+    return fused_recurrent_gated_delta_rule(**given, **others)
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,  # noqa: N803 - a name to keep
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The same as ``chunk_kda``."""
     given = {name: value for name, value in locals().items() if name != "others"}
     return fused_recurrent_gated_delta_rule(**given, **others)
 
@@ -76,8 +124,8 @@ def fused_recurrent_gated_delta_rule(
     if use_gate_in_kernel:
         if g is None or A_log is None:
             raise ValueError("use_gate_in_kernel is set, and g or A_log is None; needed both")
-        raw = g.float() if dt_bias is None else g.float() + dt_bias.float()
-        g = -A_log.float().exp() * torch.nn.functional.softplus(raw)
+        raw = g.float() if dt_bias is None else g.float() + dt_bias.float().reshape(g.shape[2:])
+        g = -A_log.float().exp().reshape(-1, *(1,) * (g.dim() - 3)) * torch.nn.functional.softplus(raw)
     if use_beta_sigmoid_in_kernel and beta is not None:
         beta = beta.float().sigmoid() * (2 if allow_neg_eigval else 1)
     if gk is not None:
