@@ -56,19 +56,17 @@ DEVICE void load_numbers(const char* p, int dtype, int left, float (&x)[kCount])
     if constexpr (kWords % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) {
-        const uint4 v = reinterpret_cast<const uint4*>(p)[i / 4];
-        word[i] = v.x;
-        word[i + 1] = v.y;
-        word[i + 2] = v.z;
-        word[i + 3] = v.w;
+        const Vector v = reinterpret_cast<const Vector*>(p)[i / 4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) word[i + k] = v.word[k];
       }
-    } else if constexpr (kWords == 2) {
-      const uint2 v = *reinterpret_cast<const uint2*>(p);
-      word[0] = v.x;
-      word[1] = v.y;
     } else {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) word[i] = reinterpret_cast<const u32*>(p)[i];
+      for (int i = 0; i < kWords; i += 2) {
+        const u64 both = reinterpret_cast<const u64*>(p)[i / 2];
+        word[i] = static_cast<u32>(both);
+        word[i + 1] = static_cast<u32>(both >> 32);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
@@ -191,7 +189,8 @@ DEVICE void prefetch_token(const Rule& a, const Place& p, const Cursor& at, i64 
   } else if (line == 0) {
     from = which == 2 ? at.v + ahead * a.v.token : at.g == nullptr ? nullptr : at.g + ahead * a.g.token;
   }
-  if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+  if (from == nullptr) return;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 template <class State, int kRows, bool kVectors>
@@ -260,17 +259,16 @@ DEVICE void store_numbers(char* p, int dtype, int left, const float (&x)[kCount]
     if (dtype == 0) {
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
-        reinterpret_cast<float4*>(p)[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+        reinterpret_cast<float4*>(p)[i / 4] = {x[i], x[i + 1], x[i + 2], x[i + 3]};
       }
       return;
     }
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       const float first[2] = {x[i], x[i + 1]}, second[2] = {x[i + 2], x[i + 3]};
-      uint2 words;
-      words.x = dtype == 1 ? Float16::pack(first) : BFloat16::pack(first);
-      words.y = dtype == 1 ? Float16::pack(second) : BFloat16::pack(second);
-      reinterpret_cast<uint2*>(p)[i / 4] = words;
+      const u64 low = dtype == 1 ? Float16::pack(first) : BFloat16::pack(first);
+      const u64 high = dtype == 1 ? Float16::pack(second) : BFloat16::pack(second);
+      reinterpret_cast<u64*>(p)[i / 4] = low | high << 32;
     }
   } else {
 #pragma unroll
@@ -325,7 +323,7 @@ template <class State, int kKeyDim, int kThreads, bool kVectors = true>
 DEVICE void run_tokens(const Rule& a) {
   using Of = Layout<State, kKeyDim, kThreads>;
   constexpr int kPer = Of::kPer, kRows = Of::kRows;
-  __shared__ __align__(16) float room[2][Of::kWarps * Of::kLine];
+  __shared__ float4 room[2][Of::kWarps * Of::kLine / 4];
   begin_launch(a.flags & kEarly);
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread % kRowThreads;
   const u32 tiles = (static_cast<u32>(a.value_dim) + Of::kColumns - 1) / Of::kColumns;
@@ -381,7 +379,7 @@ DEVICE void run_tokens(const Rule& a) {
         with_query[c] += now.q[i] * s[i][c];
       }
     }
-    float* const sums = room[t & 1];
+    float* const sums = reinterpret_cast<float*>(room[t & 1]);
     float mine[kPer / 2];
     scatter_sums<kPer>(with_key, with_query, mine);
 #pragma unroll
@@ -395,7 +393,7 @@ DEVICE void run_tokens(const Rule& a) {
       to[(thread & 8) / 8 * Of::kColumns + lane * kPer + (thread & 16) / 16 * (kPer / 2) + c] = mine[c];
     }
     if ((thread & 31) == 0) {
-      *reinterpret_cast<float4*>(to + 2 * Of::kColumns) = make_float4(products[0], products[1], products[2], 0.0f);
+      *reinterpret_cast<float4*>(to + 2 * Of::kColumns) = {products[0], products[1], products[2], 0.0f};
     }
     __syncthreads();
     add_warps<Of>(sums + lane * kPer, with_key);

@@ -29,6 +29,7 @@ PTX_AS_CPP = {
     "st.global.v2": "memcpy(p, word, 8);",
     "st.global.cs.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
+    "prefetch.global": "",
     "cp.async.cg": "memcpy(reinterpret_cast<char*>(ring_memory) + to, p, 16);",
     "st.shared.v4": "memcpy(reinterpret_cast<char*>(ring_memory) + to, &v, 16);",
     "ld.shared.v4": "memcpy(&v, reinterpret_cast<char*>(ring_memory) + from, 16);",
@@ -50,7 +51,7 @@ PTX_AS_CPP = {
     "max.": "",
     "fma.rn.": "",
 }
-NOT_EMULATED = {"decode_attention", "delta_rule"}  # its matrix instructions are those of a whole warp
+NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a whole warp
 ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)
 
 
