@@ -38,6 +38,7 @@ NAMES = (
     "kv_cache",
     "norm_rotary",
     "decode_attention",
+    "delta_rule",
     "moe",
 )
 

@@ -9,6 +9,7 @@ from precast._load.verdict import assert_not_pure
 from precast.compat.loaders import (
     ActivationsLoader,
     CPUAdamLoader,
+    DeltaRuleLoader,
     FlashAttentionDaoLoader,
     FlashAttentionForFloatAndCustomMaskLoader,
     FlashAttentionLoader,
@@ -34,6 +35,7 @@ from precast.extension.loader import KernelLoader
 __all__ = [
     "ActivationsLoader",
     "CPUAdamLoader",
+    "DeltaRuleLoader",
     "FlashAttentionDaoLoader",
     "FlashAttentionForFloatAndCustomMaskLoader",
     "FlashAttentionLoader",

@@ -222,3 +222,16 @@ def test_all_attend_to_the_same_caches() -> None:
     assert list(decode.contestants(mixed, "cpu")) == ["precast", "torch flex"]
     with pytest.raises(AssertionError, match="not close"):
         decode.check({**functions, "torch SDPA": lambda: torch.ones(2, decode.HEADS, decode.WIDTH).bfloat16()})
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_each_step_of_the_delta_rule_has_other_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    delta = importlib.import_module("benchmarks.delta_rule")
+    monkeypatch.setattr(delta, "POOL_BYTES", 0)
+    call = delta.step(delta.Step(2, 16, tokens=3), "cpu")
+    first, second, third = (call() for _ in range(3))  # two turns of states that begin with zeros
+    assert first.shape == (2, 3, 16, delta.WIDTH)
+    assert first.equal(second) and not first.equal(third)
+    (ours,) = delta.prefill(delta.Prefill(1, 5, 32), "cpu").values()
+    assert ours()[0].shape == (1, 5, 32, delta.WIDTH)

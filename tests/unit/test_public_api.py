@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 Snapshot = Callable[[str, str], None]
 
 PARTS = ("ops", "optim", "nn", "extension", "build", "errors")
-OLDER = ("base_extension", "jit", "kernel_loader", "compat.deepspeed", "compat.op", "compat.vllm")
+OLDER = ("base_extension", "jit", "kernel_loader", "compat.deepspeed", "compat.fla", "compat.op", "compat.vllm")
 
 
 def signature(value: Any) -> str:

@@ -57,6 +57,12 @@ class CPUAdamLoader(KernelLoader):
     REGISTRY = _over("cpu_adam", ("cpu_adam", "cpu_optim"), "adam", machines={"x86": "x86_64", "arm": "aarch64"})
 
 
+class DeltaRuleLoader(KernelLoader):
+    """The gated delta rule: ``gated_delta_rule``, ``gated_delta_rule_update_``."""
+
+    REGISTRY = _over("delta_rule", ("delta_rule",), functions="gated_delta_rule gated_delta_rule_update_")
+
+
 class FlashAttentionDaoLoader(KernelLoader):
     """Attention by flash-attn."""
 

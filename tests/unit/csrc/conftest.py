@@ -29,9 +29,12 @@ PTX_AS_CPP = {
     "st.global.v2": "memcpy(p, word, 8);",
     "st.global.cs.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
+    "prefetch.global": "",
     "cp.async.cg": "memcpy(reinterpret_cast<char*>(ring_memory) + to, p, 16);",
     "st.shared.v4": "memcpy(reinterpret_cast<char*>(ring_memory) + to, &v, 16);",
     "ld.shared.v4": "memcpy(&v, reinterpret_cast<char*>(ring_memory) + from, 16);",
+    "ldmatrix.": "",  # these two are behind #if for a newer GPU
+    "mma.sync": "",
     "cp.async.commit": "",
     "cp.async.wait": "",
     "griddepcontrol": "",

@@ -41,6 +41,7 @@ void* find_loaded(const char* library, const char* name) {
   return dlsym(dlopen(library, RTLD_NOW | RTLD_NOLOAD), name);
 }
 StreamState stream_state(int) { return {}; }
+void prepare(KernelFamily&, int) {}
 bool has_clusters(KernelFamily&, int) { return asked_rows.cluster != 0; }
 int resident_clusters(KernelFamily&, int, int, const LaunchShape&) { return 2; }
 int multiprocessors(int) { return 2; }

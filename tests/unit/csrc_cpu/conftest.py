@@ -104,6 +104,11 @@ def decode_levels() -> Iterator[Levels]:
 
 
 @pytest.fixture
+def delta_levels() -> Iterator[Levels]:
+    yield from _levels_of("gated_delta_rule")
+
+
+@pytest.fixture
 def gating_levels() -> Iterator[Levels]:
     yield from _levels_of("topk_gating")
 

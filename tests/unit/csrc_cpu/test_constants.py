@@ -165,6 +165,8 @@ OTHERS = {
     "decode_attention/cpu.cpp kRowsTogether": "registers; up to 17 rows are tried level by level",
     "decode_attention/cpu.cpp kTogether": "kAcross",
     "decode_attention/cpu.cpp kWide": "kAcross",
+    "delta_rule/cpu.cpp kStride": "columns of a tile; 15 to 128 are tried level by level",
+    "delta_rule/cpu.cpp kWide": "registers for kStride",
     "moe/cpu.cpp kMost": "the checks refuse more",
 }
 

@@ -1,0 +1,11 @@
+// The gated delta rule on the GPU. See host.cpp for which kernel serves which call.
+#include "chunk.cuh"
+#include "entries.h"
+
+namespace precast {
+namespace delta_rule {
+
+DELTA_RULE_KERNELS(KERNEL)
+
+}  // namespace delta_rule
+}  // namespace precast
