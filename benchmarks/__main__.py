@@ -37,6 +37,7 @@ NAMES = (
     "fused_adam",
     "kv_cache",
     "norm_rotary",
+    "convolution",
     "decode_attention",
     "moe",
 )

@@ -8,6 +8,7 @@ same checks. Installed packages can announce extensions by entry points.
 from precast._load.verdict import assert_not_pure
 from precast.compat.loaders import (
     ActivationsLoader,
+    ConvolutionLoader,
     CPUAdamLoader,
     FlashAttentionDaoLoader,
     FlashAttentionForFloatAndCustomMaskLoader,
@@ -34,6 +35,7 @@ from precast.extension.loader import KernelLoader
 __all__ = [
     "ActivationsLoader",
     "CPUAdamLoader",
+    "ConvolutionLoader",
     "FlashAttentionDaoLoader",
     "FlashAttentionForFloatAndCustomMaskLoader",
     "FlashAttentionLoader",

@@ -51,6 +51,17 @@ class ActivationsLoader(KernelLoader):
     ALIASES = _former("activations")
 
 
+class ConvolutionLoader(KernelLoader):
+    """Causal convolutions, also by the names of causal-conv1d: ``causal_conv1d_fn``, ``causal_conv1d_update``."""
+
+    REGISTRY = _over(
+        "convolution",
+        ("causal_conv1d", "causal_conv1d_backward"),
+        "causal_conv1d",
+        functions="causal_conv1d causal_conv1d_update_",
+    )
+
+
 class CPUAdamLoader(KernelLoader):
     """Adam and AdamW on the CPU: ``CPUAdamOptimizer``."""
 
