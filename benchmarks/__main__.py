@@ -38,6 +38,7 @@ NAMES = (
     "kv_cache",
     "norm_rotary",
     "convolution",
+    "gated_norm",
     "decode_attention",
     "moe",
 )

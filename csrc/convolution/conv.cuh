@@ -90,15 +90,17 @@ struct Taps {
     for (int n = 0; n < N; ++n) bias[n] = biases != nullptr ? parameter<T>(biases, channel + n, wide) : 0.0f;
   }
 
-  // The sum for the newest of W tokens. Taps that the filter does not have are left out: their tokens may be infinite.
-  DEVICE void apply(const float (&x)[W][N], int width, float (&z)[N]) const {
+  // The sum for the newest of M tokens. Taps that the filter does not have are left out: their tokens may be infinite.
+  template <int M>
+  DEVICE void apply(const float (&x)[M][N], int width, float (&z)[N]) const {
+    static_assert(M >= W, "as many tokens as taps");
 #pragma unroll
     for (int n = 0; n < N; ++n) z[n] = bias[n];
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       if (k < W - 2 && k < W - width) continue;
 #pragma unroll
-      for (int n = 0; n < N; ++n) z[n] = fmaf(weight[k][n], x[k][n], z[n]);
+      for (int n = 0; n < N; ++n) z[n] = fmaf(weight[k][n], x[M - W + k][n], z[n]);
     }
   }
 

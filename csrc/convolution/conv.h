@@ -118,13 +118,16 @@ inline Integers integers_of(const Tensor* tensor) {
 // Whether neighbouring channels are neighbours in memory; else tokens should be.
 inline bool has_channels_last(const Tensor& x) { return x.dim() == 2 || x.strides()[1] == 1; }
 
-// An uninitialised result with the shape of x, in its order.
-inline Tensor empty_in_order(const Tensor& x) {
-  if (x.dim() == 2 || !has_channels_last(x)) return empty_contiguous_like(x);
+inline Tensor empty_channels_last(const Tensor& x) {
   const auto one_or_more = [](int64_t size) { return size > 0 ? size : 1; };
   const int64_t *sizes = x.sizes(), channels = one_or_more(sizes[1]);
   const int64_t strides[] = {one_or_more(sizes[2]) * channels, 1, channels};
   return empty_strided(3, sizes, strides, x.dtype_code(), x.device_type(), x.device_index());
+}
+
+// An uninitialised result with the shape of x, in its order.
+inline Tensor empty_in_order(const Tensor& x) {
+  return x.dim() == 3 && has_channels_last(x) ? empty_channels_last(x) : empty_contiguous_like(x);
 }
 
 inline Tensor empty_states(const Call& call, int64_t sequences, const Tensor& x) {

@@ -78,69 +78,64 @@ DEVICE void forward_walk(const ForwardArgs& args) {
   }
 }
 
-// A vector of tokens of one channel, of a row that is one sequence.
+// Two neighbouring vectors of tokens of one channel, of a row that is one sequence. The last of a row may be alone.
 template <class T>
 DEVICE void forward_rows(const ForwardArgs& args) {
   constexpr int kEach = T::kPerVector, kBefore = kMostWidth - 1, kVectors = (kBefore + kEach - 1) / kEach;
+  constexpr int kOwn = kVectors * kEach;  // the place of the first own token
   const Walk& a = args.walk;
   begin_launch(a.early);
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.total) return;
-  const u32 slow = quotient(index, a.fast), vector = index - slow * a.fast.divisor;
+  const u32 slow = quotient(index, a.fast), pair = index - slow * a.fast.divisor;
   const u32 row = slow / a.channels, channel = slow - row * a.channels;
-  const char* x = a.x.data + row * a.x.batch + channel * a.x.channel;
-  const i64 first = static_cast<i64>(vector) * kEach;
-  float all[(kVectors + 1) * kEach];
-  const auto take = [&](int place, const Vector& v) {
-    for_elements<T>(v, [&](int e, float value) { all[place * kEach + e] = value; });
-  };
-  Vector own = load(x + first * T::kBytes);
-  if (vector >= kVectors) {
-    Vector before[kVectors];
+  const i64 first = static_cast<i64>(pair) * 2 * kEach, left = a.length - first;
+  const char* x = a.x.data + row * a.x.batch + channel * a.x.channel + first * T::kBytes;
+  const bool both = left >= 2 * kEach, ends = left <= 2 * kEach;
+  Vector v[kVectors + 2];
+  v[kVectors] = load(x);
+  v[kVectors + 1] = both ? load(x + 16) : Vector{{0, 0, 0, 0}};
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) before[v] = load(x + first * T::kBytes - (kVectors - v) * 16);
+  for (int k = 0; k < kVectors; ++k) {
+    v[k] = pair > 0 ? load(x - (kVectors - k) * 16) : Vector{{0, 0, 0, 0}};
+  }
+  const Taps<T, 1, kMostWidth> taps(a.weight, a.bias, channel, a.width, a.wide);
+  float all[kOwn + 2 * kEach];
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) take(v, before[v]);
-  } else {
+  for (int k = 0; k < kVectors + 2; ++k) {
+    for_elements<T>(v[k], [&](int e, float value) { all[k * kEach + e] = value; });
+  }
+  if (pair == 0 && a.initial.data != nullptr) {
     const char* initial = a.initial.data + row * a.initial.batch + channel * a.initial.channel;
 #pragma unroll
-    for (int e = 0; e < kVectors * kEach; ++e) {
-      const i64 at = first - kVectors * kEach + e, before = at + a.width - 1;
-      all[e] = 0.0f;
-      if (at >= 0) {
-        all[e] = T::load(x + at * T::kBytes);
-      } else if (before >= 0 && a.initial.data != nullptr) {
-        all[e] = T::load(initial + before * a.initial.token);
-      }
+    for (int k = 0; k < kBefore; ++k) {
+      const int at = k - (kMostWidth - a.width);
+      if (at >= 0) all[kOwn - kBefore + k] = T::load(initial + at * a.initial.token);
     }
   }
-  float weight[kMostWidth];
-#pragma unroll
-  for (int k = 0; k < kMostWidth; ++k) {
-    const int at = k - (kMostWidth - a.width);
-    weight[k] = at >= 0 ? parameter<T>(a.weight, static_cast<i64>(channel) * a.width + at, a.wide) : 0.0f;
-  }
-  const float bias = a.bias != nullptr ? parameter<T>(a.bias, channel, a.wide) : 0.0f;
-  take(kVectors, own);
-
-  float z[kEach];
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) z[e] = bias;
-#pragma unroll
-  for (int k = 0; k < kMostWidth; ++k) {
-    if (k < kMostWidth - a.width) continue;
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) z[e] = fmaf(weight[k], all[kVectors * kEach + e - kBefore + k], z[e]);
-  }
-  activate<T>(a.silu, z);
   char* y = args.y.data + row * args.y.batch + channel * args.y.channel + first * T::kBytes;
-  Unit<T, kEach>::store(y, z);
-  if (args.final.data == nullptr || vector + 1 < a.fast.divisor) return;
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    float z[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) z[e] = taps.bias[0];
+#pragma unroll
+    for (int tap = 0; tap < kMostWidth; ++tap) {
+      if (tap < kMostWidth - a.width) continue;
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        z[e] = fmaf(taps.weight[tap][0], all[kOwn + k * kEach + e - kBefore + tap], z[e]);
+      }
+    }
+    activate<T>(a.silu, z);
+    if (k == 0 || both) Unit<T, kEach>::store(y + k * 16, z);
+  }
+  if (args.final.data == nullptr || !ends) return;
   char* const final = args.final.data + row * args.final.batch + channel * args.final.channel;
 #pragma unroll
   for (int k = 0; k < kBefore; ++k) {
-    const int at = k - (kMostWidth - a.width);
-    if (at >= 0) T::store(final + at * args.final.token, all[(kVectors + 1) * kEach - kBefore + k]);
+    const int at = k - (kMostWidth - a.width), last = kOwn + kEach - kBefore + k;
+    if (at >= 0) T::store(final + at * args.final.token, both ? all[last + kEach] : all[last]);
   }
 }
 
@@ -227,6 +222,52 @@ DEVICE void update(const UpdateArgs& a) {
       if (to >= 0) Unit<T, N>::store(state + to * a.state.token, window[W - 1]);
       forget_oldest(window);
     }
+  }
+}
+
+// The same for states of S tokens, of which all channels follow each other: without a ring, and up to 4 taps.
+template <class T, int S>
+DEVICE void update_rows(const UpdateArgs& a) {
+  constexpr int N = T::kPerVector, W = 4;
+  begin_launch(a.early);
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.total) return;
+  const u32 row = quotient(index, a.units), channel = (index - row * a.units.divisor) * N;
+  const char* x = a.x.data + row * a.x.batch + channel * a.x.channel;
+  char* y = a.y.data + row * a.y.batch + channel * a.y.channel;
+  const i64 slot = a.slots.data != nullptr ? integer(a.slots, 0, row) : row;
+  const bool exists = slot >= 0 && slot < a.pool;
+  char* state = a.state.data + (exists ? slot : 0) * a.state.batch + channel * a.state.channel;
+  Vector old[S];
+#pragma unroll
+  for (int v = 0; v < S; ++v) old[v] = exists ? load(state + v * 16) : Vector{{0, 0, 0, 0}};
+  Unit<T, N> unit;
+  unit.load(x);
+  const Taps<T, N, W> taps(a.weight, a.bias, channel, a.width, a.wide);
+  float all[S + 1][N];
+#pragma unroll
+  for (int v = 0; v < S; ++v) {
+    for_elements<T>(old[v], [&](int e, float value) { all[(v * N + e) % S][(v * N + e) / S] = value; });
+  }
+#pragma unroll 1
+  for (int t = 0; t < a.tokens; ++t) {
+    if (t > 0) unit.load(x + t * a.x.token);
+    float z[N];
+    unit.unpack(all[S]);
+    taps.apply(all, a.width, z);
+    activate<T>(a.silu, z);
+#pragma unroll
+    for (int n = 0; n < N; ++n) z[n] = exists ? z[n] : 0.0f;
+    Unit<T, N>::store(y + t * a.y.token, z);
+    forget_oldest(all);
+  }
+  if (!exists) return;
+#pragma unroll
+  for (int v = 0; v < S; ++v) {
+    float values[N];
+#pragma unroll
+    for (int e = 0; e < N; ++e) values[e] = all[(v * N + e) % S][(v * N + e) / S];
+    Unit<T, N>::store(state + v * 16, values);
   }
 }
 

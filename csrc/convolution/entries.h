@@ -9,6 +9,8 @@
   KERNEL(causal_conv1d_##f##_any, ForwardArgs, 128, 1024, 64, 0, forward_walk<T, 1, 8>)            \
   KERNEL(causal_conv1d_##f##_rows, ForwardArgs, 128, 1024, 64, 0, forward_rows<T>)                 \
   KERNEL(causal_conv1d_update_##f##_w4, UpdateArgs, 128, 512, 128, 0, update<T, T::kPerVector, 4>) \
+  KERNEL(causal_conv1d_update_##f##_s3, UpdateArgs, 128, 512, 128, 0, update_rows<T, 3>)           \
+  KERNEL(causal_conv1d_update_##f##_s4, UpdateArgs, 128, 512, 128, 0, update_rows<T, 4>)           \
   KERNEL(causal_conv1d_update_##f##_any, UpdateArgs, 128, 1024, 64, 0, update<T, 1, 8>)
 
 #define CAUSAL_CONV1D_KERNELS(KERNEL) PRECAST_DTYPES(CAUSAL_CONV1D_OF, KERNEL)

@@ -13,10 +13,11 @@ namespace {
 //   x, y                                                          kernel   a thread has
 //   channels last, all at multiples of 16 bytes, width up to 4    w4       16 bytes of channels of 32 tokens or fewer
 //   the same, width 5 to 8                                        w8       four channels of them
-//   tokens last, the same, a row is a sequence                    rows     16 bytes of tokens of a channel
+//   tokens last, the same, a row is a sequence                    rows     32 bytes of tokens of a channel
 //   anything else                                                 any      one channel of 32 tokens, or of 8
 //
-// An update has 16 bytes of channels (w4), or one (any), of all new tokens of a sequence.
+// An update has 16 bytes of channels (w4, or s3 and s4 for states with 3 or 4 neighbouring tokens), or one (any), of
+// all new tokens of a sequence.
 
 PRECAST_ENTRIES(CAUSAL_CONV1D_KERNELS)
 
@@ -24,8 +25,28 @@ KernelFamily kernels = {"causal_conv1d", kEntries, entry::kCount};
 
 constexpr int64_t kWideChannels = 4;  // of a thread of w8, whose taps need the registers
 
-// A chunk is shorter if there are fewer threads than these on a multiprocessor.
-constexpr int64_t kChunk = 32, kLeastChunk = 4, kAlongChunk = 8, kWantedThreads = 512;
+// Tokens of a chunk. Loading the taps and the tokens before it costs as much as so many tokens.
+constexpr int64_t kChunk = 32, kChunkStep = 4, kAlongChunk = 8, kOverhead = 5;
+
+// Threads of a walk that a multiprocessor holds at a time.
+constexpr int64_t kResident = 512;
+
+// The chunk that wastes the least, of loading and of the last blocks, which have the device for themselves.
+int64_t best_chunk(int64_t lines, int64_t tokens, int device) {
+  const double held = static_cast<double>(kResident * multiprocessors(device));
+  int64_t best = kChunk;
+  double least = 0;
+  for (int64_t chunk = kChunk; chunk >= kChunkStep; chunk -= kChunkStep) {
+    const double turns = static_cast<double>(lines * ((tokens + chunk - 1) / chunk)) / held;
+    const double time = (turns > 8 ? turns : static_cast<double>(static_cast<int64_t>(turns) + 1)) *
+                        static_cast<double>(chunk + kOverhead);
+    if (chunk == kChunk || time < least) {
+      best = chunk;
+      least = time;
+    }
+  }
+  return best;
+}
 
 // ---- the two devices ----
 
@@ -39,20 +60,17 @@ void forward_cuda(const char*, const Call& call, ForwardArgs& args) {
     bits |=
         walk.along ? misaligned({one.data, one.batch, one.token, one.channel}, bytes, 16) : misaligned(one, bytes, 16);
   }
-  const int64_t vectors = call.tokens / each;
+  const int64_t pairs = (call.tokens / each + 1) / 2;
   const bool aligned = bits % 16 == 0;
-  if (walk.along && aligned && walk.cut == kWhole && vectors > 0 &&
-      vectors * call.channels * call.rows < int64_t{1} << 31) {
+  if (walk.along && aligned && walk.cut == kWhole && pairs > 0 &&
+      pairs * call.channels * call.rows < int64_t{1} << 31) {
     kernel = PRECAST_BY_DTYPE(causal_conv1d, _rows);
-    walk.fast = division_by(vectors);
-    walk.total = static_cast<unsigned>(vectors * call.channels * call.rows);
+    walk.fast = division_by(pairs);
+    walk.total = static_cast<unsigned>(pairs * call.channels * call.rows);
   } else if (!walk.along && aligned && call.channels % each == 0) {
     kernel = call.width <= 4 ? PRECAST_BY_DTYPE(causal_conv1d, _w4) : PRECAST_BY_DTYPE(causal_conv1d, _w8);
     const int64_t channels = call.width <= 4 ? each : kWideChannels;
-    const int64_t threads = call.channels / channels * call.rows * call.tokens;
-    int64_t chunk = kChunk;
-    while (chunk > kLeastChunk && threads / chunk < kWantedThreads * multiprocessors(call.columns.device)) chunk /= 2;
-    divide(walk, channels, chunk);
+    divide(walk, channels, best_chunk(call.channels / channels * call.rows, call.tokens, call.columns.device));
   } else {
     divide(walk, 1, walk.along ? kAlongChunk : kChunk);
   }
@@ -74,11 +92,17 @@ void forward_cpu(const char* op, const Call& call, ForwardArgs& args) {
 
 void update_cuda(const char*, const Call& call, UpdateArgs& args) {
   const int64_t bytes = call.bytes(), each = 16 / bytes;
-  const uint64_t bits =
-      misaligned(args.x, bytes, 16) | misaligned(args.y, bytes, 16) | misaligned(args.state, bytes, 16);
-  const bool vectors = bits == 0 && call.channels % each == 0 && call.width <= 4;
-  const ByDType kernel =
-      vectors ? PRECAST_BY_DTYPE(causal_conv1d_update, _w4) : PRECAST_BY_DTYPE(causal_conv1d_update, _any);
+  const uint64_t bits = misaligned(args.x, bytes, 16) | misaligned(args.y, bytes, 16);
+  const Lines& state = args.state;
+  const uint64_t of_states = misalignment(state.data, state.batch);
+  const bool by_channel = state.token == bytes && state.channel == args.length * bytes && of_states == 0 &&
+                          args.length <= 4 && args.length >= 3 && args.positions.data == nullptr;
+  const bool vectors =
+      bits == 0 && call.channels % each == 0 && call.width <= 4 && (by_channel || misaligned(state, bytes, 16) == 0);
+  const ByDType kernel = !vectors           ? PRECAST_BY_DTYPE(causal_conv1d_update, _any)
+                         : !by_channel      ? PRECAST_BY_DTYPE(causal_conv1d_update, _w4)
+                         : args.length == 3 ? PRECAST_BY_DTYPE(causal_conv1d_update, _s3)
+                                            : PRECAST_BY_DTYPE(causal_conv1d_update, _s4);
   const int64_t units = vectors ? call.channels / each : call.channels;
   PRECAST_CHECK(units * call.rows < int64_t{1} << 31, "causal_conv1d_update_: x has %lld channels in all; needed fewer",
                 printable(units * call.rows));
@@ -164,6 +188,7 @@ Tensor update_op(const Tensor& x, const Tensor& state, const Tensor& weight, con
   UpdateArgs args = {};
   args.x = lines_of(&x, call.bytes());
   args.y = lines_of(&y, call.bytes());
+  if (call.tokens == 1) args.x.token = args.y.token = 0;  // never used, so it need not be a multiple of anything
   args.state = lines_of(&state, call.bytes());
   args.weight = parameters.weight;
   args.bias = parameters.bias;

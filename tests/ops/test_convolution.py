@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from precast import ops  # noqa: E402
 from precast.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update  # noqa: E402
 from precast.ops.convolution import reference  # noqa: E402
-from tests.ops.convolution_cases import close, cuts, lines, made_call, step  # noqa: E402
+from tests.ops.convolution_cases import assert_close, cuts, lines, made_call, step  # noqa: E402
 from tests.ops.tensors import assert_captured, assert_same_with_any_number_of_threads, made  # noqa: E402
 
 pytestmark = [
@@ -48,13 +48,13 @@ def test_numbers(dtype: Any, last: bool, cut: str, device: str) -> None:
         silu = seed % 4 > 0
         y, state = RAW.causal_conv1d(*call, silu, True)
         right, last_tokens = reference.causal_conv1d(*call, silu, True)
-        close(y, right)
+        assert_close(y, right)
         assert torch.equal(state, last_tokens) and y.stride(1) == (1 if last else y.stride(1))
         assert torch.equal(y, RAW.causal_conv1d(*call, silu, False)[0])
         grads = torch.randn_like(y), torch.randn_like(state) if seed % 2 else None
         found = RAW.causal_conv1d_backward(*grads, *call, silu)
         for ours, theirs in zip(found, reference.causal_conv1d_backward(*grads, *call, silu), strict=True):
-            close(ours, theirs, sums=40 if tokens > 1000 else 8)
+            assert_close(ours, theirs, sums=40 if tokens > 1000 else 8)
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -64,12 +64,12 @@ def test_it_is_torchs_convolution(last: bool, device: str) -> None:
     theirs = [one.detach().double().requires_grad_() for one in (x, weight, bias, state)]
     y, end = ops.causal_conv1d(*given[:3], activation="silu", initial_state=given[3], return_final_state=True)
     right = by_torch(*theirs)
-    close(y.double().float(), right.float())
+    assert_close(y.double().float(), right.float())
     assert torch.equal(end, x[..., -3:])
     (y.square().sum() + end.sum()).backward()
     (right.square().sum() + theirs[0][..., -3:].sum()).backward()
     for ours, other in zip(given, theirs, strict=True):
-        close(ours.grad, other.grad.float(), sums=8)
+        assert_close(ours.grad, other.grad.float(), sums=8)
     assert torch.equal(
         ops.causal_conv1d(x, weight, bias, activation="swish"), causal_conv1d_fn(x, weight, bias, activation="silu")
     )
@@ -118,7 +118,7 @@ def test_updates(dtype: Any, last: bool, device: str) -> None:
     ):
         call = step(dtype, last, channels, width, width - 1 + more, tokens, picks, turns, device)
         again = [one.clone() if i == 1 else one for i, one in enumerate(call)]
-        close(RAW.causal_conv1d_update_(*call, True), reference.causal_conv1d_update_(*again, True))
+        assert_close(RAW.causal_conv1d_update_(*call, True), reference.causal_conv1d_update_(*again, True))
         assert torch.equal(call[1], again[1])
 
 
@@ -137,7 +137,7 @@ def test_steps_are_the_whole(device: str) -> None:
                 ops.causal_conv1d_update_(torch.randn(2, 16, 5, device=device), pool, weight, bias, **options)
             found.append(ops.causal_conv1d_update_(x[..., at : at + count], pool, weight, bias, **options))
             at += count
-        close(torch.cat(found, -1), right)
+        assert_close(torch.cat(found, -1), right)
         last = [(20 - 3 + i) % length for i in range(3)] if turns else slice(-3, None)
         assert torch.equal(pool[slots][..., last], end)
 

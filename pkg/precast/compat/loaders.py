@@ -169,7 +169,12 @@ class MoeLoader(KernelLoader):
 class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
 
-    REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), "rms_norms")
+    REGISTRY = _over(
+        "rms_norm",
+        ("rms_norm", "rms_norm_backward", "rms_norm_gated", "rms_norm_gated_backward"),
+        "rms_norms",
+        functions="rms_norm_gated l2_norm",
+    )
     ALIASES = _former("rms_norm")
 
 
