@@ -16,6 +16,27 @@ KernelFamily kernels = {"causal_conv1d_backward", kEntries, entry::kCount};
 // of sums. It has at least so many tokens.
 constexpr int64_t kChannels = 4, kThreadsWanted = 1024, kLeastChunk = 32;
 
+// Whether the kernel for rows serves a call.
+bool has_rows(const Call& call, const BackwardArgs& args) {
+  const int64_t bytes = call.bytes();
+  uint64_t bits = static_cast<uint64_t>(call.tokens * bytes);
+  for (const Lines& one : {args.walk.x, args.grad, args.grad_x}) bits |= misaligned(by_token(one), bytes, 16);
+  return bits % 16 == 0 && call.tokens > 0 && args.walk.cut == kWhole && call.width <= 4 &&
+         call.rows * call.channels < int64_t{1} << 26;
+}
+
+// A warp has a channel of a row, or a part of it if there are few.
+LaunchShape divide_rows(const Call& call, Walk& walk) {
+  constexpr int64_t kTurn = 31, kWarps = kThreads / 32;
+  const int64_t vectors = call.tokens * call.bytes() / 16, warps = call.rows * call.channels;
+  const int64_t wanted = kThreadsWanted / 32 * multiprocessors(call.columns.device) * 2;
+  const int64_t parts = warps < wanted ? (wanted + warps - 1) / warps : 1, turns = (vectors + kTurn - 1) / kTurn;
+  walk.chunk = static_cast<int>((turns + parts - 1) / parts * kTurn);
+  walk.chunks = division_by((vectors + walk.chunk - 1) / walk.chunk);
+  walk.total = static_cast<unsigned>(warps * walk.chunks.divisor);
+  return {static_cast<uint32_t>((walk.total + kWarps - 1) / kWarps), 1, kThreads};
+}
+
 // ---- the two devices ----
 
 void backward_cuda(const char*, const Call& call, BackwardArgs& args, void* parameters, const Tensor& x) {
@@ -25,18 +46,25 @@ void backward_cuda(const char*, const Call& call, BackwardArgs& args, void* para
   for (const Lines& one : {walk.x, args.grad, args.grad_x}) {
     bits |= misaligned(one, bytes, static_cast<uint64_t>(unit));
   }
-  const bool vectors = bits == 0;
-  const ByDType kernel = !vectors          ? PRECAST_BY_DTYPE(causal_conv1d_backward, _any)
+  const bool vectors = bits == 0, rows = bits != 0 && has_rows(call, args);
+  const ByDType kernel = rows              ? PRECAST_BY_DTYPE(causal_conv1d_backward, _rows)
+                         : !vectors        ? PRECAST_BY_DTYPE(causal_conv1d_backward, _any)
                          : call.width <= 4 ? PRECAST_BY_DTYPE(causal_conv1d_backward, _w4)
                                            : PRECAST_BY_DTYPE(causal_conv1d_backward, _w8);
-  const int64_t each = vectors ? kChannels : 1, units = call.channels / each;
-  const int64_t tokens = call.tokens * call.rows * units / (kThreadsWanted * multiprocessors(device));
-  divide(walk, each, tokens > kLeastChunk ? tokens : kLeastChunk);
+  LaunchShape shape;
+  if (rows) {
+    shape = divide_rows(call, walk);
+  } else {
+    const int64_t each = vectors ? kChannels : 1, units = call.channels / each;
+    const int64_t tokens = call.tokens * call.rows * units / (kThreadsWanted * multiprocessors(device));
+    divide(walk, each, tokens > kLeastChunk ? tokens : kLeastChunk);
+    shape = shape_of_units(walk.total);
+  }
   const int64_t lines = call.rows * walk.chunks.divisor, sizes[] = {lines, args.columns};
   const Tensor parts = empty(sizes, 2, float32_code(), x);
   args.parts = static_cast<float*>(parts.mutable_data());
   void* arguments[] = {&args};
-  launch(kernels, device, kernel[call.columns.dtype], shape_of_units(walk.total), arguments);
+  launch(kernels, device, kernel[call.columns.dtype], shape, arguments);
 
   ColumnArgs columns = {args.parts, static_cast<char*>(parameters), args.columns, static_cast<unsigned>(lines),
                         static_cast<int>(call.columns.columns_dtype())};
@@ -62,12 +90,6 @@ void backward_cpu(const char* op, const Call& call, BackwardArgs& args, void* pa
 
 using Backward = void (*)(const char* op, const Call&, BackwardArgs&, void* parameters, const Tensor& x);
 
-// A GPU takes both orders, and the one with channels last so much faster that three copies are worth it.
-template <Backward backward>
-bool turns(const Call& call, const Tensor& x) {
-  return backward == backward_cuda && !has_channels_last(x) && call.channels % kChannels == 0;
-}
-
 // Returns the gradients of x, of weight and bias one after the other, and of the initial state, or of nothing.
 template <Backward backward>
 TensorTriple backward_op(const Tensor& grad, const Tensor* grad_state, const Tensor& x, const Tensor& weight,
@@ -81,13 +103,6 @@ TensorTriple backward_op(const Tensor& grad, const Tensor* grad_state, const Ten
   check_kind(kOp, {"grad", grad}, x);
   check_shape(kOp, {"grad", grad}, x);
   if (grad_state != nullptr) check_state(kOp, call, {"grad_state", *grad_state}, cuts.sequences(call), x);
-  if (turns<backward>(call, x)) {
-    const Tensor last = empty_channels_last(x);
-    TensorTriple found = backward_op<backward>(with_strides_of(grad, last), grad_state, with_strides_of(x, last),
-                                               weight, bias, initial, index, starts, silu);
-    found.first = with_strides_of(found.first, empty_contiguous_like(x));
-    return found;
-  }
   const int64_t columns = call.parameters(bias != nullptr);
   TensorTriple result = {empty_in_order(x), empty(&columns, 1, weight.dtype_code(), x),
                          initial != nullptr ? empty_states(call, cuts.sequences(call), x) : nothing_like(x)};

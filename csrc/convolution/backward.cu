@@ -140,6 +140,106 @@ DEVICE void backward_walk(const BackwardArgs& args) {
   }
 }
 
+// Rows that are one sequence, with tokens as neighbours in memory: a warp has a chunk of a channel. A lane has a vector
+// of tokens, of whose gradients the last ones need those of the next lane; a warp's last lane only lends its neighbour
+// some.
+template <class T>
+DEVICE void backward_rows(const BackwardArgs& args) {
+  constexpr int W = 4, kEach = T::kPerVector, kBefore = W - 1;
+  const Walk& a = args.walk;
+  next_launch_may_start();
+  const u32 lane = threadIdx.x & 31, index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  if (index >= a.total) return;
+  const u32 slow = quotient(index, a.chunks), chunk = index - slow * a.chunks.divisor;
+  const u32 row = slow / a.channels, channel = slow - row * a.channels;
+  const i64 vectors = a.length / kEach, begin = static_cast<i64>(chunk) * a.chunk;
+  const i64 end = begin + a.chunk < vectors ? begin + a.chunk : vectors;
+  const char* x = a.x.data + row * a.x.batch + channel * a.x.channel;
+  const char* grad = args.grad.data + row * args.grad.batch + channel * args.grad.channel;
+  char* grad_x = args.grad_x.data + row * args.grad_x.batch + channel * args.grad_x.channel;
+  const auto state_at = [&](const Lines& of, int k) {
+    return of.data + row * of.batch + channel * of.channel + (k - (W - a.width)) * of.token;
+  };
+  const Taps<T, 1, W> taps(a.weight, a.bias, channel, a.width, a.wide);
+  float of_weight[W] = {}, of_bias = 0.0f;
+#pragma unroll 1
+  for (i64 first = begin; first < end; first += 31) {
+    const i64 vector = first + lane;
+    const bool there = vector < vectors, mine = lane < 31 && vector < end;
+    Vector own = {{0, 0, 0, 0}}, before = own, of_y = own;
+    if (there) {
+      own = load(x + vector * 16);
+      of_y = load(grad + vector * 16);
+      if (vector > 0) before = load(x + vector * 16 - 16);
+    }
+    float all[kBefore + kEach], g[kEach + kBefore];
+    for_elements<T>(before, [&](int e, float value) {
+      if (e >= kEach - kBefore) all[e - (kEach - kBefore)] = value;
+    });
+    for_elements<T>(own, [&](int e, float value) { all[kBefore + e] = value; });
+    for_elements<T>(of_y, [&](int e, float value) { g[e] = value; });
+    if (vector == 0 && a.initial.data != nullptr) {
+#pragma unroll
+      for (int k = 0; k < kBefore; ++k) {
+        if (k >= W - a.width) all[k] = T::load(state_at(a.initial, k));
+      }
+    }
+    if (a.silu != 0) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        float z = taps.bias[0];
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+          if (k >= W - a.width) z = fmaf(taps.weight[k][0], all[e + k], z);
+        }
+        g[e] = there ? g[e] * silu_slope<T>(z) : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kBefore; ++e) {
+      g[kEach + e] = __uint_as_float(__shfl_down_sync(0xffffffffu, __float_as_uint(g[e]), 1));
+    }
+    if (!mine) continue;
+    float result[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      result[e] = 0.0f;
+      of_bias += g[e];
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        if (k < W - a.width) continue;
+        result[e] = fmaf(taps.weight[k][0], g[e + kBefore - k], result[e]);
+        of_weight[k] = fmaf(g[e], all[e + k], of_weight[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kBefore; ++k) {
+      if (k < W - a.width) continue;
+      if (vector + 1 == vectors && args.grad_final.data != nullptr) {
+        result[kEach - kBefore + k] += T::load(state_at(args.grad_final, k));
+      }
+      if (vector == 0 && args.grad_initial.data != nullptr) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int tap = 0; tap <= k; ++tap) {
+          if (tap >= W - a.width) sum = fmaf(taps.weight[tap][0], g[k - tap], sum);
+        }
+        T::store(const_cast<char*>(state_at(args.grad_initial, k)), sum);
+      }
+    }
+    Unit<T, kEach>::store(grad_x + vector * 16, result);
+  }
+  float* const parts = args.parts + (static_cast<i64>(row) * a.chunks.divisor + chunk) * args.columns;
+#pragma unroll
+  for (int k = 0; k < W; ++k) {
+    const float sum = warp_sum(of_weight[k]);
+    const int at = k - (W - a.width);
+    if (lane == 0 && at >= 0) parts[static_cast<i64>(channel) * a.width + at] = sum;
+  }
+  const float sum = warp_sum(of_bias);
+  if (lane == 0 && a.bias != nullptr) parts[static_cast<i64>(a.channels) * a.width + channel] = sum;
+}
+
 DEVICE void parameter_columns(const ColumnArgs& a) { add_columns(a.parts, a.columns, a.lines, a.result, a.dtype); }
 
 CAUSAL_CONV1D_BACKWARD_KERNELS(KERNEL)

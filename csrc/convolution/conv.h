@@ -178,6 +178,9 @@ inline uint64_t misaligned(const Lines& lines, int64_t bytes, uint64_t unit) {
   return (reinterpret_cast<uint64_t>(lines.data) | static_cast<uint64_t>(lines.batch | lines.token)) & (unit - 1);
 }
 
+// The same with tokens as the elements that lie together.
+inline Lines by_token(const Lines& lines) { return {lines.data, lines.batch, lines.token, lines.channel}; }
+
 // Divides the work: `each` channels per thread, and chunks of at least `chunk` tokens.
 inline void divide(Walk& walk, int64_t each, int64_t chunk) {
   constexpr int64_t kMost = int64_t{1} << 31;

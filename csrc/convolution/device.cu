@@ -79,9 +79,9 @@ DEVICE void forward_walk(const ForwardArgs& args) {
 }
 
 // Two neighbouring vectors of tokens of one channel, of a row that is one sequence. The last of a row may be alone.
-template <class T>
+template <class T, int W>
 DEVICE void forward_rows(const ForwardArgs& args) {
-  constexpr int kEach = T::kPerVector, kBefore = kMostWidth - 1, kVectors = (kBefore + kEach - 1) / kEach;
+  constexpr int kEach = T::kPerVector, kBefore = W - 1, kVectors = (kBefore + kEach - 1) / kEach;
   constexpr int kOwn = kVectors * kEach;  // the place of the first own token
   const Walk& a = args.walk;
   begin_launch(a.early);
@@ -99,7 +99,7 @@ DEVICE void forward_rows(const ForwardArgs& args) {
   for (int k = 0; k < kVectors; ++k) {
     v[k] = pair > 0 ? load(x - (kVectors - k) * 16) : Vector{{0, 0, 0, 0}};
   }
-  const Taps<T, 1, kMostWidth> taps(a.weight, a.bias, channel, a.width, a.wide);
+  const Taps<T, 1, W> taps(a.weight, a.bias, channel, a.width, a.wide);
   float all[kOwn + 2 * kEach];
 #pragma unroll
   for (int k = 0; k < kVectors + 2; ++k) {
@@ -109,7 +109,7 @@ DEVICE void forward_rows(const ForwardArgs& args) {
     const char* initial = a.initial.data + row * a.initial.batch + channel * a.initial.channel;
 #pragma unroll
     for (int k = 0; k < kBefore; ++k) {
-      const int at = k - (kMostWidth - a.width);
+      const int at = k - (W - a.width);
       if (at >= 0) all[kOwn - kBefore + k] = T::load(initial + at * a.initial.token);
     }
   }
@@ -120,8 +120,8 @@ DEVICE void forward_rows(const ForwardArgs& args) {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) z[e] = taps.bias[0];
 #pragma unroll
-    for (int tap = 0; tap < kMostWidth; ++tap) {
-      if (tap < kMostWidth - a.width) continue;
+    for (int tap = 0; tap < W; ++tap) {
+      if (tap < W - a.width) continue;
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
         z[e] = fmaf(taps.weight[tap][0], all[kOwn + k * kEach + e - kBefore + tap], z[e]);
@@ -134,7 +134,7 @@ DEVICE void forward_rows(const ForwardArgs& args) {
   char* const final = args.final.data + row * args.final.batch + channel * args.final.channel;
 #pragma unroll
   for (int k = 0; k < kBefore; ++k) {
-    const int at = k - (kMostWidth - a.width), last = kOwn + kEach - kBefore + k;
+    const int at = k - (W - a.width), last = kOwn + kEach - kBefore + k;
     if (at >= 0) T::store(final + at * args.final.token, both ? all[last + kEach] : all[last]);
   }
 }

@@ -7,7 +7,8 @@
   KERNEL(causal_conv1d_##f##_w4, ForwardArgs, 128, 512, 128, 0, forward_walk<T, T::kPerVector, 4>) \
   KERNEL(causal_conv1d_##f##_w8, ForwardArgs, 128, 512, 128, 0, forward_walk<T, 4, 8>)             \
   KERNEL(causal_conv1d_##f##_any, ForwardArgs, 128, 1024, 64, 0, forward_walk<T, 1, 8>)            \
-  KERNEL(causal_conv1d_##f##_rows, ForwardArgs, 128, 1024, 64, 0, forward_rows<T>)                 \
+  KERNEL(causal_conv1d_##f##_rows, ForwardArgs, 128, 1024, 64, 0, forward_rows<T, 4>)              \
+  KERNEL(causal_conv1d_##f##_rows_w8, ForwardArgs, 128, 1024, 64, 0, forward_rows<T, 8>)           \
   KERNEL(causal_conv1d_update_##f##_w4, UpdateArgs, 128, 512, 128, 0, update<T, T::kPerVector, 4>) \
   KERNEL(causal_conv1d_update_##f##_s3, UpdateArgs, 128, 512, 128, 0, update_rows<T, 3>)           \
   KERNEL(causal_conv1d_update_##f##_s4, UpdateArgs, 128, 512, 128, 0, update_rows<T, 4>)           \
@@ -19,6 +20,7 @@
   KERNEL(causal_conv1d_backward_##f##_w4, BackwardArgs, 128, PRECAST_PICK_##f(384, 512), PRECAST_PICK_##f(168, 128), \
          0, backward_walk<T, 4, 4>)                                                                                  \
   KERNEL(causal_conv1d_backward_##f##_w8, BackwardArgs, 128, 256, 224, 0, backward_walk<T, 4, 8>)                    \
+  KERNEL(causal_conv1d_backward_##f##_rows, BackwardArgs, 128, 1024, 64, 0, backward_rows<T>)                        \
   KERNEL(causal_conv1d_backward_##f##_any, BackwardArgs, 128, 768, 80, 0, backward_walk<T, 1, 8>)
 
 #define CAUSAL_CONV1D_BACKWARD_KERNELS(KERNEL)      \

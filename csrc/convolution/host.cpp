@@ -57,14 +57,13 @@ void forward_cuda(const char*, const Call& call, ForwardArgs& args) {
   const Lines lines[] = {walk.x, args.y};
   uint64_t bits = static_cast<uint64_t>(walk.along ? call.tokens * bytes : 0);
   for (const Lines& one : lines) {
-    bits |=
-        walk.along ? misaligned({one.data, one.batch, one.token, one.channel}, bytes, 16) : misaligned(one, bytes, 16);
+    bits |= walk.along ? misaligned(by_token(one), bytes, 16) : misaligned(one, bytes, 16);
   }
   const int64_t pairs = (call.tokens / each + 1) / 2;
   const bool aligned = bits % 16 == 0;
   if (walk.along && aligned && walk.cut == kWhole && pairs > 0 &&
       pairs * call.channels * call.rows < int64_t{1} << 31) {
-    kernel = PRECAST_BY_DTYPE(causal_conv1d, _rows);
+    kernel = call.width <= 4 ? PRECAST_BY_DTYPE(causal_conv1d, _rows) : PRECAST_BY_DTYPE(causal_conv1d, _rows_w8);
     walk.fast = division_by(pairs);
     walk.total = static_cast<unsigned>(pairs * call.channels * call.rows);
   } else if (!walk.along && aligned && call.channels % each == 0) {

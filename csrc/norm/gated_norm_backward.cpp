@@ -14,12 +14,12 @@ KernelFamily kernels = {"rms_norm_gated_backward", kEntries, entry::kCount};
 
 constexpr RowRule kRules[] = {
     {kAligned, 32, PRECAST_BY_DTYPE(gated_norm_backward, _v1), Form::kRegisters, 1},
-    {kAligned, 1024, PRECAST_BY_DTYPE(gated_norm_backward, _v1), Form::kSpread, 1},
+    {kAligned, 512, PRECAST_BY_DTYPE(gated_norm_backward, _v1), Form::kSpread, 1},
     {0, 0, PRECAST_BY_DTYPE(gated_norm_backward, _any), Form::kAnyRow},
 };
 
 // Threads of workers on a multiprocessor, and floats of their sums at most.
-constexpr int64_t kThreads = 1024, kMostSums = int64_t{1} << 24;
+constexpr int64_t kThreads = 768, kMostSums = int64_t{1} << 24;
 
 struct Results {
   void* grad_gate;

@@ -71,17 +71,24 @@ DEVICE void backward_rows(const BackwardArgs& args) {
   float part[T::kPerVector];
 #pragma unroll
   for (int e = 0; e < T::kPerVector; ++e) part[e] = 0.0f;
+  // The next row is on its way while this one is summed.
+  Vector next_x, next_g, next_grad;
+  const auto fetch = [&](u32 turn) {
+    next_x = next_g = next_grad = Vector{{0, 0, 0, 0}};
+    const u32 row = worker + turn * args.workers;
+    if (!taken || turn >= turns || row >= a.rows) return;
+    const Row at(a, row);
+    next_x = load(at.at(a.x, a.x_stride, bytes) + threadIdx.x * 16);
+    next_grad = load(at.at(args.grad, args.grad_stride, bytes) + threadIdx.x * 16);
+    if (a.gate != nullptr) next_g = load(at.at(a.gate, a.gate_stride, bytes) + threadIdx.x * 16);
+  };
+  fetch(0);
 #pragma unroll 1
   for (u32 turn = 0; turn < turns; ++turn) {
     const u32 row = worker + turn * args.workers;
     const bool here = taken && row < a.rows;
-    const Row at(a, row);
-    Vector x = {{0, 0, 0, 0}}, g = x, grad = x;
-    if (here) {
-      x = load(at.at(a.x, a.x_stride, bytes) + threadIdx.x * 16);
-      grad = load(at.at(args.grad, args.grad_stride, bytes) + threadIdx.x * 16);
-      if (a.gate != nullptr) g = load(at.at(a.gate, a.gate_stride, bytes) + threadIdx.x * 16);
-    }
+    const Vector x = next_x, g = next_g, grad = next_grad;
+    fetch(turn + 1);
     float sums[2] = {0.0f, 0.0f};
     if (here) {
       for_vector<T>(a, x, g, w, grad, [&](int, int, const Element& one) {

@@ -26,6 +26,7 @@ from precast.compat.loaders import (
     ScaledMaskedSoftmaxLoader,
     ScaledUpperTriangleMaskedSoftmaxLoader,
     SoftmaxLoader,
+    StateSpaceLoader,
 )
 from precast.compat.loaders import home_of as home_of  # noqa: PLC0414 - exported
 from precast.compat.loaders import loaders as loaders  # noqa: PLC0414 - exported
@@ -53,5 +54,6 @@ __all__ = [
     "ScaledMaskedSoftmaxLoader",
     "ScaledUpperTriangleMaskedSoftmaxLoader",
     "SoftmaxLoader",
+    "StateSpaceLoader",
     "assert_not_pure",
 ]

@@ -210,6 +210,12 @@ class SoftmaxLoader(KernelLoader):
     ALIASES = _former("softmax")
 
 
+class StateSpaceLoader(KernelLoader):
+    """Tokens of Mamba 2, also by the name of mamba-ssm: ``selective_state_update``."""
+
+    REGISTRY = _over("state_space", ("selective_state_update",), "mamba_ssm", functions="selective_state_update_")
+
+
 # The extensions that each loader begins with; a registration changes only the loader's own list.
 _BUILT_IN = {one: tuple(one.REGISTRY) for one in KernelLoader.__subclasses__() if one.__module__ == __name__}
 _SAME_KERNELS = (InferenceOpsLoader, ScaledMaskedSoftmaxLoader, ScaledUpperTriangleMaskedSoftmaxLoader)

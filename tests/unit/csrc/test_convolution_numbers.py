@@ -29,7 +29,9 @@ KERNELS = [
     (F16, False, 3, 13, 5, "f16_any"),
     (F32, False, 5, 0, 4, "f32_any"),
     (BF16, False, 3, 48, 4, "bf16_rows"),
-    (F32, False, 2, 20, 8, "f32_rows"),
+    (F32, False, 2, 20, 8, "f32_rows_w8"),
+    (F32, False, 2, 320, 3, "f32_rows"),
+    (BF16, False, 1, 808, 4, "bf16_rows"),
     (F16, False, 2, 8, 2, "f16_rows"),
 ]
 
@@ -44,7 +46,7 @@ def test_every_kernel(
         call = made_call(dtype, last, channels, tokens, width, index, starts, wide=wide, bias=bias, state=seed != 3)
         gpu.launches()
         y, state = gpu.ops.causal_conv1d(*call, silu, True)
-        if cut == "whole" or not kernel.endswith("rows"):
+        if cut == "whole" or "rows" not in kernel:
             assert gpu.launches().startswith(f"causal_conv1d_{kernel}<")
         right, last_tokens = reference.causal_conv1d(*call, silu, True)
         assert_close(y, right)
@@ -52,7 +54,7 @@ def test_every_kernel(
         grads = torch.randn_like(y), torch.randn_like(state) if seed else None
         found = gpu.ops.causal_conv1d_backward(*grads, *call, silu)
         for ours, theirs in zip(found, reference.causal_conv1d_backward(*grads, *call, silu), strict=True):
-            assert_close(ours, theirs, sums=4)
+            assert_close(ours, theirs, sums=4 if tokens < 100 else 16)
 
 
 @pytest.mark.parametrize(("last", "channels", "kernel"), [(True, 16, "w4"), (True, 5, "any"), (False, 16, "any")])
