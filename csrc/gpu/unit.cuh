@@ -1,7 +1,7 @@
 // What a thread moves at a time.
 #pragma once
 
-#include "device.cuh"
+#include "../gpu/device.cuh"
 
 namespace precast {
 
