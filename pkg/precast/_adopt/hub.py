@@ -9,6 +9,7 @@ from typing import Any
 from torch.nn import Module
 
 from precast._adopt import recognise
+from precast._adopt.forwards import rms_norm_gated
 from precast._adopt.recognise import Exact
 from precast._adopt.rules import RULES
 
@@ -28,7 +29,11 @@ class Layer:
         def forward(self: Module, hidden_states: Any) -> Any:
             return function(self, *given, hidden_states)
 
-        members = {"forward": forward, "has_backward": True, "can_torch_compile": True}
+        def gated(self: Module, hidden_states: Any, gate: Any = None) -> Any:
+            return function(self, *given, hidden_states, gate)
+
+        one = gated if function is rms_norm_gated else forward
+        members = {"forward": one, "has_backward": True, "can_torch_compile": True}
         return type(self.layer_name, (Module,), members)
 
 
