@@ -17,10 +17,20 @@ struct Element {
   Gate gate;
 };
 
+// The function of a gate, for gradients: numbers of 16 bits need no more digits than these instructions have.
+template <class T>
+DEVICE Gate gate_of(float g, int sigmoid) {
+  if constexpr (T::kBytes == 4) return gate_at(g, sigmoid);
+  const float s = sigmoid_of<T>(g);
+  if (sigmoid != 0) return {s, s * (1.0f - s)};
+  return {g * s, s * (1.0f + fminf(fmaxf(g, -300.0f), 300.0f) * (1.0f - s))};
+}
+
+template <class T>
 DEVICE Element element_of(const ForwardArgs& a, float x, float g, float weight, float grad) {
   Element one = {x, x, grad * weight, grad * weight, grad, {1.0f, 0.0f}};
   if (a.gate == nullptr) return one;
-  one.gate = gate_at(g, a.sigmoid);
+  one.gate = gate_of<T>(g, a.sigmoid);
   if (a.gate_first != 0) {
     one.n *= one.gate.value;
   } else {
@@ -52,7 +62,7 @@ DEVICE void for_vector(const ForwardArgs& a, const Vector& x, const Vector& gate
     T::unpack(grad.word[k], s);
     weight.unpack(k, t);
 #pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) body(k, e, element_of(a, p[e], q[e], t[e], s[e]));
+    for (int e = 0; e < T::kPerWord; ++e) body(k, e, element_of<T>(a, p[e], q[e], t[e], s[e]));
   }
 }
 
@@ -144,7 +154,7 @@ DEVICE void backward_any(const BackwardArgs& args) {
     const auto element = [&](i64 i) {
       const float w = a.weight != nullptr ? column<T>(a.weight, at.group * a.hidden + i, a.wide) : 1.0f;
       const float g = a.gate != nullptr ? T::load(gate + i * T::kBytes) : 0.0f;
-      return element_of(a, T::load(x + i * T::kBytes), g, w, T::load(grad + i * T::kBytes));
+      return element_of<T>(a, T::load(x + i * T::kBytes), g, w, T::load(grad + i * T::kBytes));
     };
     float sums[2] = {0.0f, 0.0f};
     for (i64 i = threadIdx.x; i < a.hidden; i += blockDim.x) {

@@ -154,9 +154,17 @@ Tensor update_op(const Tensor& state, const Tensor& x, const Tensor& dt, const T
       "%s: there are %lld states and %lld sequences; needed state_indices, a number for each sequence", kOp,
       printable(state.sizes()[0]), printable(call.batch));
   check_written(state);
-  for (const Named& one : {Named{"x", x}, {"b", b}, {"c", c}, {"z", z != nullptr ? *z : x}}) {
-    check_apart(kOp, one, {"state", state});
-  }
+  const auto or_x = [&](const Tensor* one) -> const Tensor& { return one != nullptr ? *one : x; };
+  const Named read[] = {{"x", x},
+                        {"dt", dt},
+                        {"a", a},
+                        {"b", b},
+                        {"c", c},
+                        {"d", or_x(d)},
+                        {"z", or_x(z)},
+                        {"dt_bias", or_x(dt_bias)},
+                        {"state_indices", or_x(slots)}};
+  for (const Named& one : read) check_apart(kOp, one, {"state", state});
   Tensor y = empty_contiguous_like(x);
   if (call.batch * call.heads * call.rows == 0) return y;
   const int64_t bytes = element_bytes(call.dtype), of_state = call.wide ? 4 : bytes;
