@@ -36,7 +36,7 @@ def causal_conv1d(
     sequence_index: Tensor | None = None,
     starts: Tensor | None = None,
 ) -> Any:
-    """Convolve each channel with its filter, from left to right. Differentiable.
+    """``y[t] = bias + sum(weight[k] * x[t - width + 1 + k])`` of each channel, or ``silu`` of it. Differentiable.
 
     Args:
         x: ``(batch, channels, tokens)``; float32, float16 or bfloat16, on the CPU or a GPU.

@@ -33,7 +33,7 @@ def selective_state_update_(
     dt_softplus: bool = False,
     state_indices: Tensor | None = None,
 ) -> Tensor:
-    """Move the states of a pool by one token, in place, and return the results.
+    """``state = state * exp(dt * a) + dt * outer(x, b)``, in place, and then ``state @ c + d * x``.
 
     Args:
         state: ``(slots, heads, head_dim, state_size)``, of the dtype of ``x`` or float32; each head is contiguous.
