@@ -8,6 +8,10 @@
 namespace precast::causal_conv1d {
 namespace {
 
+// Channels last: w4 or w8, four channels per thread. Tokens last: rows, a vector of tokens per lane. Otherwise `any`.
+// On an H100, bf16 of 4 x 2048 x 8192 takes 176 us by w4 and 188 by rows, instead of 1578 by `any`; a copy of x
+// takes 90.
+
 PRECAST_ENTRIES(CAUSAL_CONV1D_BACKWARD_KERNELS)
 
 KernelFamily kernels = {"causal_conv1d_backward", kEntries, entry::kCount};

@@ -16,8 +16,12 @@ namespace {
 //   tokens last, the same, a row is a sequence                    rows     32 bytes of tokens of a channel
 //   anything else                                                 any      one channel of 32 tokens, or of 8
 //
+// On an H100 in bf16, 4 taps and silu, w4 takes 399 us at 8 x 4096 x 8192 and rows 404, where a copy takes 443; 37 us
+// at 1 x 2048 x 10240, a copy 31. Before it had two vectors per thread and taps of its own width, rows took 555 us.
+//
 // An update has 16 bytes of channels (w4, or s3 and s4 for states with 3 or 4 neighbouring tokens), or one (any), of
-// all new tokens of a sequence.
+// all new tokens of a sequence. 512 states of 8192 channels and 3 tokens take 27.7 us, in either order, and one state 2.1;
+// a copy takes 25.3 and 1.3.
 
 PRECAST_ENTRIES(CAUSAL_CONV1D_KERNELS)
 

@@ -9,7 +9,9 @@
 namespace precast::state_space {
 namespace {
 
-// Aligned rows are moved by 16 bytes of the state; `any`, by an element. Lanes of a warp share kRows rows of a head.
+// Aligned rows are moved by 16 bytes of the state; `any`, by an element. Lanes of a warp share kRows rows of a head. On
+// an H100, 512 bf16 states of 128 heads of 64 x 128 take 794 us, a copy of them 881; 64 take 103 and 91, one 3.8
+// and 1.7.
 
 PRECAST_ENTRIES(SELECTIVE_STATE_UPDATE_KERNELS)
 
