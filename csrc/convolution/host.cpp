@@ -20,8 +20,8 @@ namespace {
 // at 1 x 2048 x 10240, a copy 31. Before it had two vectors per thread and taps of its own width, rows took 555 us.
 //
 // An update has 16 bytes of channels (w4, or s3 and s4 for states with 3 or 4 neighbouring tokens), or one (any), of
-// all new tokens of a sequence. 512 states of 8192 channels and 3 tokens take 27.7 us, in either order, and one state 2.1;
-// a copy takes 25.3 and 1.3.
+// all new tokens of a sequence. 512 states of 8192 channels and 3 tokens take 27.7 us, in either order, and one
+// state 2.1; a copy takes 25.3 and 1.3.
 
 PRECAST_ENTRIES(CAUSAL_CONV1D_KERNELS)
 
