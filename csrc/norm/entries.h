@@ -51,7 +51,7 @@
 
 #define RMS_NORM_GATED_KERNELS(KERNEL) PRECAST_DTYPES(GATED_NORM_OF, KERNEL)
 
-#define GATED_NORM_BACKWARD_OF(f, T, NARROW, KERNEL)                                      \
+#define GATED_NORM_BACKWARD_OF(f, T, NARROW, KERNEL)                                    \
   KERNEL(gated_norm_backward_##f##_v1, BackwardArgs, 512, 768, 80, 0, backward_rows<T>) \
   KERNEL(gated_norm_backward_##f##_any, BackwardArgs, 512, 1024, 64, 0, backward_any<T>)
 

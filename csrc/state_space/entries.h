@@ -4,7 +4,7 @@
 
 #include "../gpu/dtypes.h"
 
-#define STATE_UPDATE_OF(f, T, NARROW, KERNEL)                                                  \
+#define STATE_UPDATE_OF(f, T, NARROW, KERNEL)                                                 \
   KERNEL(state_update_##f, UpdateArgs, 128, 768, 80, 0, update<T, T, T::kPerVector>)          \
   KERNEL(state_update_##f##_any, UpdateArgs, 128, 768, 80, 0, update<T, T, 1>)                \
   NARROW(KERNEL(state_update_##f##_wide, UpdateArgs, 128, 768, 80, 0, update<T, Float32, 4>)) \
