@@ -37,6 +37,8 @@ NAMES = (
     "fused_adam",
     "kv_cache",
     "norm_rotary",
+    "convolution",
+    "gated_norm",
     "decode_attention",
     "delta_rule",
     "moe",

@@ -24,19 +24,6 @@ struct Slope {
   Floats slope;  // its derivative
 };
 
-// 1 / (1 + exp(-x)), and one minus that, both to the last places. From -89 down the exponential is infinite; then both
-// are zero, and so is what they are factors of if it is finite: x itself, bounded, in a slope.
-constexpr float kSharp = 89.0f;
-struct Share {
-  Floats below, above;
-};
-
-PRECAST_INLINE Share sigmoid(Floats x) {
-  const Floats one = broadcast(1.0f), e = exponential(broadcast(0) - bounded(x, kSharp));
-  const Floats below = one / plus(e, one);
-  return {below, lesser(e, broadcast(3e38f)) * below};
-}
-
 // What the activations have in common that leave the factor as it is. Their values are rounded before the product,
 // those of SwigluOai are not.
 struct Plain {

@@ -31,4 +31,17 @@ PRECAST_INLINE Floats where_negative(Floats a, Floats yes, Floats no) {
 // The nearest number within [-limit, limit]. NaN stays NaN.
 PRECAST_INLINE Floats bounded(Floats a, float limit) { return greater(lesser(a, broadcast(limit)), broadcast(-limit)); }
 
+// 1 / (1 + exp(-x)), and one minus that, both to the last places. From -89 down the exponential is infinite; then both
+// are zero, and so is what they are factors of if it is finite: x itself, bounded, in a slope.
+constexpr float kSharp = 89.0f;
+struct Share {
+  Floats below, above;
+};
+
+PRECAST_INLINE Share sigmoid(Floats x) {
+  const Floats one = broadcast(1.0f), e = exponential(broadcast(0) - bounded(x, kSharp));
+  const Floats below = one / plus(e, one);
+  return {below, lesser(e, broadcast(3e38f)) * below};
+}
+
 }  // namespace precast::PRECAST_CPU_LEVEL

@@ -163,20 +163,6 @@ DEVICE Pair load_pair(const Args& a, i64 row, i64 column) {
 // What GELU has in place of alpha x: twice the argument of its tanh.
 DEVICE float twice_inner(float x) { return x * fmaf(x * x, 0.07135481f, 1.5957691f); }
 
-// 1 / (1 + exp(-z)), and x times that. For numbers of 16 bits this takes four instructions instead of twenty, with an
-// error of 2^-17 where the result is small for its x and of 2^-21 elsewhere: next to half a unit of float16, 2^-12.
-template <class T>
-DEVICE float sigmoid_of(float z) {
-  if constexpr (T::kBytes == 4) return 1.0f / (1.0f + expf(-z));
-  return reciprocal_of(1.0f + exp2_of(z * -1.44269504f));
-}
-
-template <class T>
-DEVICE float times_sigmoid(float x, float z) {
-  if constexpr (T::kBytes == 4) return x / (1.0f + expf(-z));
-  return x * sigmoid_of<T>(z);
-}
-
 // Whether a unit is the one that is not a whole vector.
 DEVICE bool is_tail(u32 index, const Units& units, int tail) { return tail != 0 && index + 1 == units.total; }
 

@@ -1,7 +1,7 @@
 // Checks of the ops' tensors, and the tensors as the kernels see them. No check writes anything.
 #pragma once
 
-#include "../host/written.h"
+#include "../host/apart.h"
 #include "cpu.h"
 
 namespace precast::delta_rule {

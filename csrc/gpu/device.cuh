@@ -240,6 +240,20 @@ DEVICE float reciprocal_of(float value) {
   return result;
 }
 
+// 1 / (1 + exp(-z)), and x times that. For numbers of 16 bits this takes four instructions instead of twenty, with an
+// error of 2^-17 where the result is small for its x and of 2^-21 elsewhere: next to half a unit of float16, 2^-12.
+template <class T>
+DEVICE float sigmoid_of(float z) {
+  if constexpr (T::kBytes == 4) return 1.0f / (1.0f + expf(-z));
+  return reciprocal_of(1.0f + exp2_of(z * -1.44269504f));
+}
+
+template <class T>
+DEVICE float times_sigmoid(float x, float z) {
+  if constexpr (T::kBytes == 4) return x / (1.0f + expf(-z));
+  return x * sigmoid_of<T>(z);
+}
+
 DEVICE float warp_sum(float v) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) v += __shfl_xor_sync(0xffffffffu, v, distance);

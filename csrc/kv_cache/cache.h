@@ -1,7 +1,8 @@
 // Checks of keys, values and caches, and the place of a token in a cache. No check writes anything.
 #pragma once
 
-#include "../host/written.h"
+#include "../host/apart.h"
+#include "../host/rows.h"
 #include "../rotary/rotate.h"
 #include "args.h"
 

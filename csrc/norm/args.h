@@ -1,5 +1,7 @@
-// The structures that host code passes to the kernels by value. Compiled on both sides, so it includes nothing.
+// The structures that host code passes to the kernels by value. Compiled on both sides.
 #pragma once
+
+#include "../gpu/division.h"
 
 namespace precast {
 namespace rms_norm {
@@ -72,6 +74,47 @@ static_assert(sizeof(ForwardArgs) == 112 && sizeof(BackwardArgs) == 128 && sizeo
               "host and device must agree");
 
 }  // namespace rms_norm
+
+namespace gated_norm {
+
+using rms_norm::ColumnArgs;
+
+// A row is a group of the columns of a token: groups follow each other. Strides are in bytes, from token to token,
+// where a group follows the one before it.
+struct ForwardArgs {
+  const char* x;
+  const char* gate;    // null: there is none
+  const char* weight;  // of all groups; null: ones
+  char* y;
+  long long x_stride;
+  long long gate_stride;
+  long long hidden;  // of a group
+  Division groups;
+  unsigned int rows;
+  unsigned int vectors;  // 16-byte vectors that may be moved as such: the whole row, or none of it
+  float scale;           // of the sum of squares
+  float eps;
+  int llama;       // rounds before the weight and before the gate
+  int gate_first;  // the gate is applied to x, else to the result
+  int sigmoid;     // the gate is a sigmoid, not silu
+  int wide;        // the weight is float32, and x is narrower
+  int early;
+};
+
+// Worker i takes the rows i, i + workers, ..., all of one group, and has a slice of a line of `parts`.
+struct BackwardArgs {
+  ForwardArgs forward;  // y: grad_x
+  const char* grad;
+  char* grad_gate;
+  float* parts;  // (workers / groups, groups * hidden), or null
+  long long grad_stride;
+  unsigned int workers;
+  int unused;
+};
+
+static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 144, "host and device must agree");
+
+}  // namespace gated_norm
 
 namespace layer_norm {
 

@@ -54,6 +54,18 @@ struct BackwardRows {
   bool wide_columns;
 };
 
+// Rows of a norm with a gate: one group of the columns of each token. `forward.y` is grad_x in the backward.
+struct GatedRows {
+  const void *x, *gate, *weight, *grad;  // gate and weight may be null
+  void *y, *grad_gate;
+  double* parts;  // as in BackwardRows
+  int64_t rows, hidden, chunk_rows;
+  int64_t x_stride, gate_stride, grad_stride, y_stride;
+  float scale, eps;  // the factor of the sum of squares
+  int dtype;
+  bool llama, gate_first, sigmoid, wide_columns;
+};
+
 // Rows [begin, end).
 using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
 // Chunks [begin, end): writes their grad_x rows and their lines of parts, which come uninitialised. The order in which
@@ -80,6 +92,24 @@ PRECAST_CPU_FUNCTION(reduce, (const double* parts, int64_t chunks, int64_t strid
                               int64_t begin, int64_t end))
 
 }  // namespace rms_norm
+
+namespace gated_norm {
+
+using norm::GatedRows;
+
+#define PRECAST_GATED_CPU_LEVEL(level)                                                                     \
+  namespace level {                                                                                        \
+  void forward(const GatedRows& rows, int64_t begin, int64_t end);                                         \
+  void backward(const GatedRows& rows, int64_t begin, int64_t end);                                        \
+  void reduce(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype, int64_t begin, \
+              int64_t end);                                                                                \
+  }
+
+PRECAST_EACH_CPU_LEVEL(PRECAST_GATED_CPU_LEVEL)
+
+#undef PRECAST_GATED_CPU_LEVEL
+
+}  // namespace gated_norm
 
 namespace layer_norm {
 

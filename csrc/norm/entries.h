@@ -44,3 +44,17 @@
 #define LAYER_NORM_BACKWARD_KERNELS(KERNEL)      \
   PRECAST_DTYPES(LAYER_NORM_BACKWARD_OF, KERNEL) \
   KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, 32, 0, parameter_columns)
+
+#define GATED_NORM_OF(f, T, NARROW, KERNEL)                                   \
+  KERNEL(gated_norm_##f##_v1, ForwardArgs, 1024, 1024, 64, 0, forward_row<T>) \
+  KERNEL(gated_norm_##f##_any, ForwardArgs, 512, 1024, 64, 0, forward_any<T>)
+
+#define RMS_NORM_GATED_KERNELS(KERNEL) PRECAST_DTYPES(GATED_NORM_OF, KERNEL)
+
+#define GATED_NORM_BACKWARD_OF(f, T, NARROW, KERNEL)                                    \
+  KERNEL(gated_norm_backward_##f##_v1, BackwardArgs, 512, 768, 80, 0, backward_rows<T>) \
+  KERNEL(gated_norm_backward_##f##_any, BackwardArgs, 512, 1024, 64, 0, backward_any<T>)
+
+#define RMS_NORM_GATED_BACKWARD_KERNELS(KERNEL)  \
+  PRECAST_DTYPES(GATED_NORM_BACKWARD_OF, KERNEL) \
+  KERNEL(gated_norm_backward_columns, ColumnArgs, 1024, 2048, 32, 0, gated_weight_columns)

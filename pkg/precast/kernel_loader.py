@@ -8,6 +8,7 @@ same checks. Installed packages can announce extensions by entry points.
 from precast._load.verdict import assert_not_pure
 from precast.compat.loaders import (
     ActivationsLoader,
+    ConvolutionLoader,
     CPUAdamLoader,
     DeltaRuleLoader,
     FlashAttentionDaoLoader,
@@ -26,6 +27,7 @@ from precast.compat.loaders import (
     ScaledMaskedSoftmaxLoader,
     ScaledUpperTriangleMaskedSoftmaxLoader,
     SoftmaxLoader,
+    StateSpaceLoader,
 )
 from precast.compat.loaders import home_of as home_of  # noqa: PLC0414 - exported
 from precast.compat.loaders import loaders as loaders  # noqa: PLC0414 - exported
@@ -35,6 +37,7 @@ from precast.extension.loader import KernelLoader
 __all__ = [
     "ActivationsLoader",
     "CPUAdamLoader",
+    "ConvolutionLoader",
     "DeltaRuleLoader",
     "FlashAttentionDaoLoader",
     "FlashAttentionForFloatAndCustomMaskLoader",
@@ -53,5 +56,6 @@ __all__ = [
     "ScaledMaskedSoftmaxLoader",
     "ScaledUpperTriangleMaskedSoftmaxLoader",
     "SoftmaxLoader",
+    "StateSpaceLoader",
     "assert_not_pure",
 ]

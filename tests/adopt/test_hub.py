@@ -75,3 +75,24 @@ def test_what_kernelize_replaced_is_left_alone() -> None:
     faster = kernelized(model, precast.kernel_mapping(model))
     left = {group.kind: group.note for group in precast.adopt(faster).left}
     assert left["rms_norm"] == "its forward was replaced before, by precast._adopt.hub"
+
+
+def test_functions_that_layers_call() -> None:
+    """By the names of the packages, with the signatures that kernels compares; what they do not know is left out."""
+    from kernels import Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping, use_kernelized_func
+
+    @use_kernel_forward_from_hub("causal_conv1d_fn")
+    def convolve(hidden_states: Any, weight: Any, bias: Any = None, activation: Any = None, **kwargs: Any) -> Any:
+        raise AssertionError("the function in plain torch")
+
+    @use_kernelized_func(convolve)
+    class Layer(torch.nn.Module):
+        def forward(self, x: Any, weight: Any) -> Any:
+            return convolve(x, weight, activation="silu", seq_idx=None, position_ids=None)
+
+    layer, x, weight = Layer(), torch.randn(2, 4, 9), torch.randn(4, 3)
+    assert precast.kernel_mapping(layer) == {}
+    mapping: Any = precast.kernel_mapping(layer, functions=True)
+    with use_kernel_mapping(mapping, inherit_mapping=False):
+        kernelize(layer, mode=Mode.TRAINING, device="cpu")
+    assert torch.equal(layer(x, weight), precast.ops.causal_conv1d(x, weight, activation="silu"))

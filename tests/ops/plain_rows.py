@@ -24,6 +24,10 @@ def of_width(width: int, some: Callable[..., torch.Tensor]) -> dict[str, Case]:
         f"rms back {width}": ("rms_norm_backward", (residual, x, weight, EPS, 0)),
         f"add {width}": ("fused_add_rms_norm", (x, residual, weight, EPS, 0)),
         f"add back {width}": ("fused_add_rms_norm_backward", (bias.expand_as(x), residual, x, weight, EPS, 2)),
+        f"gate {width}": ("rms_norm_gated", (x, residual, weight, EPS, 1, True, False, 0)),
+        f"gate back {width}": ("rms_norm_gated_backward", (residual, x, x, weight, EPS, 0, False, True, 0)),
+        f"length {width}": ("l2_norm", (x, EPS)),
+        f"length back {width}": ("l2_norm_backward", (residual, x, EPS)),
         f"layer {width}": ("layer_norm", (x + 9, weight, bias, EPS)),
         f"layer back {width}": ("layer_norm_backward", (residual, x, weight, EPS, True, True)),
         f"softmax {width}": ("scaled_softmax", (x, 0.7)),
@@ -56,6 +60,7 @@ def cases(some: Callable[..., torch.Tensor]) -> dict[str, Case]:
     found["x alone"] = ("layer_norm_backward", (apart, across, None, EPS, False, True))
     found["rows apart, gated"] = ("gated_activation", (some(4, 51)[:, 1:], 0))
     found["rows apart, pair"] = ("activation_backward", (apart, some(4, 33), some(4, 70)[:, 1:34], 0))
+    found["rows apart, groups"] = ("rms_norm_gated", (apart, apart, None, EPS, 0, False, False, 11))
     wide = some(33).float() * 1.01
     found["float32 weight"] = ("rms_norm", (apart, wide, EPS, 1))
     found["float32 weight back"] = ("rms_norm_backward", (apart, apart, wide, EPS, 0))

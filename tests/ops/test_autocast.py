@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from precast import nn, ops  # noqa: E402
 from precast._builder import descriptions  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
-from precast.ops import _folders, decode_attention, image, kv_cache, losses, moe, rotary  # noqa: E402, F401 - register late
+from precast.ops import _folders, convolution, decode_attention, image, kv_cache, losses, moe, rotary, state_space  # noqa: E402, F401 - register late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402
 

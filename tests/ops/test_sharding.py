@@ -41,6 +41,8 @@ RANK = """
     CASES = {
         "rms_norm": (ops.rms_norm, (x, weight)),
         "fused_add_rms_norm": (ops.fused_add_rms_norm, (x, residual, weight)),
+        "rms_norm_gated": (ops.rms_norm_gated, (x, residual, weight)),
+        "l2_norm": (ops.l2_norm, (x,)),
         "layer_norm": (ops.layer_norm, (x, weight, bias)),
         "layer_norm without parameters": (ops.layer_norm, (x,)),
         "silu_and_mul": (ops.silu_and_mul, (x,)),
@@ -56,7 +58,9 @@ RANK = """
     beside = lambda t, *tensors: [placed(s, Replicate()) if isinstance(t, DTensor) else s for s in tensors]
     turned = lambda q, k: ops.rotary_embedding(q, k, *beside(q, cos, sin))
     taken = lambda q: ops.rotary_embedding(q, None, *beside(q, cos, sin), positions=beside(q, rows)[0])
+    filters = torch.randn(4, 3)
     CASES |= {
+        "causal_conv1d": (lambda t: ops.causal_conv1d(t, *beside(t, filters), activation="silu"), (x,)),
         "rotary_embedding": (lambda q: turned(q, *beside(q, key)), (heads,)),
         "rotary_embedding of key": (lambda k: turned(*beside(k, heads), k)[1], (key,)),
         "rotary_embedding by positions": (taken, (heads,)),
@@ -122,7 +126,14 @@ def test_both_processes_found_the_same(found: list[dict[str, Any]]) -> None:
     assert found[0]["before"] is False, "the rules are looked at before anybody has a DTensor"
 
 
-@pytest.mark.parametrize("op", ["rms_norm", "fused_add_rms_norm", "layer_norm", "silu_and_mul", "scaled_softmax"])
+ROWS = ["rms_norm", "fused_add_rms_norm", "layer_norm", "silu_and_mul", "scaled_softmax", "rms_norm_gated", "l2_norm"]
+
+
+def test_a_batch_of_convolutions_stays_where_it_is(found: list[dict[str, Any]]) -> None:
+    assert found[0]["causal_conv1d S(0)"] == ["S(0)", "S(0)"] and found[0]["causal_conv1d S(1)"][0] == "R"
+
+
+@pytest.mark.parametrize("op", ROWS)
 def test_rows_stay_where_they_are(found: list[dict[str, Any]], op: str) -> None:
     where = found[0]
     assert where[f"{op} S(0)"][:2] == ["S(0)", "S(0)"]

@@ -37,6 +37,7 @@ from precast.ops.losses import cross_entropy, linear_cross_entropy
 from precast.ops.norm import Casting
 from precast.ops.norm import layer_norm as _layer_norm
 from precast.ops.norm import rms_norm as _rms_norm
+from precast.ops.norm import rms_norm_gated as _rms_norm_gated
 from precast.ops.rotary import rms_norm_rotary_embedding
 from precast.ops.softmax import scaled_softmax
 
@@ -72,6 +73,30 @@ def rms_norm(
         if fits and x.is_contiguous():
             return _rms_norm(x, weight, eps_of(module, eps), casting=casting)
     return own(module, *given, **named)
+
+
+@ours
+def rms_norm_gated(
+    module: Any,
+    casting: Casting,
+    norm_first: bool,
+    activation: str,
+    group: int | None,
+    device: str,
+    /,
+    *given: Any,
+    _proof: Proof = None,
+    **named: Any,
+) -> Any:
+    """An RMS norm with a gate, which is the second argument or has its name."""
+    if unproved(module, _proof) or not given or len(given) + len(named) != 2 or not set(named) <= {"gate"}:
+        return own(module, *given, **named)
+    x, gate, weight = given[0], (*given[1:], *named.values())[0], module._parameters.get("weight")
+    fits = weight is not None and served(x, weight, device) and served(gate, weight, device)
+    if not fits or not x.is_contiguous() or gate.shape != x.shape:
+        return own(module, *given, **named)
+    options: Any = {"casting": casting, "norm_first": norm_first, "activation": activation, "group_size": group}
+    return _rms_norm_gated(x, gate, weight, module.variance_epsilon, **options)
 
 
 @ours

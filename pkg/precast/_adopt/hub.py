@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from torch.nn import Module
 
 from precast._adopt import recognise
+from precast._adopt.forwards import rms_norm_gated
 from precast._adopt.recognise import Exact
 from precast._adopt.rules import RULES
 
@@ -28,11 +31,42 @@ class Layer:
         def forward(self: Module, hidden_states: Any) -> Any:
             return function(self, *given, hidden_states)
 
-        members = {"forward": forward, "has_backward": True, "can_torch_compile": True}
+        def gated(self: Module, hidden_states: Any, gate: Any = None) -> Any:
+            return function(self, *given, hidden_states, gate)
+
+        one = gated if function is rms_norm_gated else forward
+        members = {"forward": one, "has_backward": True, "can_torch_compile": True}
         return type(self.layer_name, (Module,), members)
 
 
-def kernel_mapping(model: Module) -> dict[str, dict[str, Layer]]:
+# Functions by the names of packages that models ask for, and where they are. They round once, as these packages do.
+FUNCTIONS = {
+    "causal_conv1d_fn": "causal_conv1d",
+    "causal_conv1d_update": "causal_conv1d",
+    "selective_state_update": "mamba_ssm",
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """The same for a function that a layer calls: ``load`` gives a class whose forward it is."""
+
+    name: str
+    signature: inspect.Signature
+
+    def load(self) -> type[Module]:
+        """A class without state; of keyword arguments, what the function does not know is left out."""
+        function = getattr(importlib.import_module(f"precast.compat.{FUNCTIONS[self.name]}"), self.name)
+        known = inspect.signature(function).parameters
+
+        def forward(_: Module, *args: Any, **kwargs: Any) -> Any:
+            return function(*args, **{name: value for name, value in kwargs.items() if name in known})
+
+        forward.__signature__ = self.signature  # type: ignore[attr-defined]
+        return type(self.name, (Module,), {"forward": forward, "has_backward": True, "can_torch_compile": True})
+
+
+def kernel_mapping(model: Module, *, functions: bool = False) -> dict[str, dict[str, Layer | Function]]:
     """The mapping from layer names to layers of this package that ``kernels.use_kernel_mapping`` takes.
 
     A name of the ``kernels`` package says nothing about rounding: ``RMSNorm`` is that of Llama, which rounds before the
@@ -41,6 +75,8 @@ def kernel_mapping(model: Module) -> dict[str, dict[str, Layer]]:
 
     Args:
         model: the model to kernelize, with its weights, on a CPU or an NVIDIA GPU.
+        functions: also replace the functions of ``causal-conv1d`` and ``mamba-ssm`` that layers call. They compute what
+            these packages do, in float32 and rounded once, and not what torch's ops in their place round on the way.
 
     Returns:
         For each layer name, the layer by type of device. It is valid for this model.
@@ -68,4 +104,12 @@ def kernel_mapping(model: Module) -> dict[str, dict[str, Layer]]:
             layer = None if bound is None or fate is None else (fate.device, Layer(name, bound.func, bound.args[1:]))
             found.setdefault(name, set()).add(layer)
     alone = {name: next(iter(layers)) for name, layers in found.items() if len(layers) == 1}
-    return {name: {layer[0]: layer[1]} for name, layer in alone.items() if layer is not None}
+    mapping: dict[str, dict[str, Layer | Function]] = {
+        name: {layer[0]: layer[1]} for name, layer in alone.items() if layer is not None
+    }
+    for one in (kept for module in model.modules() for kept in getattr(module, "_kernel_funcs", {}).values()):
+        name = getattr(type(one), "kernel_layer_name", None)
+        if functions and name in FUNCTIONS:
+            device = next((p.device.type for p in model.parameters()), "cpu")
+            mapping[name] = {device: Function(name, inspect.signature(type(one).forward))}
+    return mapping

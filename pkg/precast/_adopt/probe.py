@@ -34,6 +34,7 @@ class Trial:
     kernels: Outputs
     exact: Callable[[float], Outputs]
     method: str = "forward"
+    more: tuple[Tensor, ...] = ()  # the method's other arguments
 
 
 Trials = Callable[[torch.dtype, torch.Generator], Trial]
@@ -124,9 +125,9 @@ def recheck(made: Probe, forward: functools.partial[Any], device: str) -> str:
     return ""
 
 
-def _as_bound(forward: functools.partial[Any], module: Module, x: Tensor) -> Tensor:
+def _as_bound(forward: functools.partial[Any], module: Module, *given: Tensor) -> Tensor:
     """The call of a forward that is bound to another module."""
-    return forward.func(module, *forward.args[1:], x)  # type: ignore[no-any-return]
+    return forward.func(module, *forward.args[1:], *given)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -136,9 +137,9 @@ def _undisturbed(device: str) -> Iterator[None]:
         yield
 
 
-def _run(trial: Trial, function: Callable[[Module, Tensor], Tensor], device: str) -> Tensor:
+def _run(trial: Trial, function: Callable[..., Tensor], device: str) -> Tensor:
     with _undisturbed(device):
-        return function(trial.twin, trial.x)
+        return function(trial.twin, trial.x, *trial.more)
 
 
 def _unlike(one: Tensor, other: Tensor, decisive: Tensor, dtype: torch.dtype) -> int:

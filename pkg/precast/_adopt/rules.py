@@ -22,7 +22,7 @@ from precast._adopt.instances import GATE, eps_of, has_hooks
 from precast._adopt.probe import StandIn, Trial, Trials, drawn, twin_of
 from precast._adopt.seen import child_of, seen
 from precast._adopt.source import Unreadable, fingerprint
-from precast.ops.norm import CASTINGS, layer_norm, rms_norm
+from precast.ops.norm import CASTINGS, layer_norm, rms_norm, rms_norm_gated
 from precast.ops.softmax import scaled_softmax
 
 Bound = functools.partial[Any]
@@ -81,6 +81,57 @@ def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
                 "llama": (normal * error).to(dtype).double() * factor,
                 "gemma": normal * error * (1 + factor),
             },
+        )
+
+    return trials
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """Where modules keep what a norm with a gate needs: the names of attributes, and what holds without one."""
+
+    norm_first: bool
+    first: str = ""  # whether the norm comes first
+    size: str = ""  # of a group
+    count: str = ""  # of groups
+
+    def of(self, module: Any) -> tuple[bool, str, int | None]:
+        """Whether the norm comes first, the activation, and the size of a group."""
+        first = bool(getattr(module, self.first)) if self.first else self.norm_first
+        columns = module.weight.shape[0]
+        group = getattr(module, self.size) if self.size else columns // getattr(module, self.count) if self.count else 0
+        return first, str(getattr(module, "activation", "silu")), int(group) if 0 < group < columns else None
+
+
+def _gated_norm_trials(module: Any, names: _Gate, device: str) -> Trials | str:
+    norm_first, activation, group = names.of(module)
+    if activation not in ("silu", "swish", "sigmoid"):
+        return f"its activation is {activation!r}; needed 'silu' or 'sigmoid'"
+    width, small = module.weight.shape[0], float(module.variance_epsilon)
+    function = torch.sigmoid if activation == "sigmoid" else torch.nn.functional.silu
+
+    def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
+        x, gate = (drawn((2, max(4, 4096 // width), width), dtype, device, generator) for _ in range(2))
+        weight, act = drawn((width,), dtype, device, generator), function(gate.double())
+        n = x.double() * (1 if norm_first else act)
+        grouped = n.unflatten(-1, (-1, group or width))
+        normal = (grouped / torch.sqrt(grouped.square().mean(-1, keepdim=True) + small)).flatten(-2)
+        last = act if norm_first else torch.ones_like(act)
+        options: Any = {"norm_first": norm_first, "activation": activation, "group_size": group}
+
+        def exact(error: float) -> dict[str, Tensor]:
+            rounded = ((normal * error).to(dtype).double() * weight.double()).to(dtype).double()
+            return {
+                "none": normal * error * weight.double() * last,
+                "llama": rounded * last * (error if norm_first else 1),
+            }
+
+        return Trial(
+            twin_of(module, {"weight": weight}),
+            x,
+            {name: rms_norm_gated(x, gate, weight, small, casting=name, **options) for name in ("none", "llama")},
+            exact,
+            more=(gate,),
         )
 
     return trials
@@ -217,6 +268,11 @@ def _bind_rms(module: Module, eps: str, casting: str, device: str) -> Bound:
     return functools.partial(forwards.rms_norm, module, casting, eps, scaled, device, _proof=proof)
 
 
+def _bind_gated_norm(module: Module, names: _Gate, casting: str, device: str) -> Bound:
+    proof = seen(module, live=("variance_epsilon", "weight"))
+    return functools.partial(forwards.rms_norm_gated, module, casting, *names.of(module), device, _proof=proof)
+
+
 def _bind_layer(module: Module, channels: bool, _: str, device: str) -> Bound:
     proof = seen(module, live=("eps", *_WEIGHTS))
     return functools.partial(forwards.layer_norm, module, device, channels, _proof=proof)
@@ -251,6 +307,19 @@ RULES = (
         _bind_rms,
         'rms_norm, casting="{}"',
         r"RMSNorm|RmsNorm|T5LayerNorm",
+    ),
+    Rule(
+        "gated_norm",
+        {
+            "6d93287768c51ca6": _Gate(True),  # transformers Qwen 3 Next, Qwen 3.5 and others
+            "d4a630bd3cb5d3bc": _Gate(True),  # transformers Kimi Linear, GLM 5 Next, Bailing
+            "3253839d593576b2": _Gate(False, size="group_size"),  # transformers Mamba 2, Zamba 2, Nemotron-H, Bamba
+            "90e64f90aa64b508": _Gate(True, first="norm_before_gate", count="n_groups"),  # transformers Falcon-H1
+        },
+        _gated_norm_trials,
+        _bind_gated_norm,
+        'rms_norm_gated, casting="{}"',
+        r"RMSNormGated",
     ),
     Rule(
         "layer_norm",

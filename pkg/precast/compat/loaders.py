@@ -51,6 +51,17 @@ class ActivationsLoader(KernelLoader):
     ALIASES = _former("activations")
 
 
+class ConvolutionLoader(KernelLoader):
+    """Causal convolutions, also by the names of causal-conv1d: ``causal_conv1d_fn``, ``causal_conv1d_update``."""
+
+    REGISTRY = _over(
+        "convolution",
+        ("causal_conv1d", "causal_conv1d_backward"),
+        "causal_conv1d",
+        functions="causal_conv1d causal_conv1d_update_",
+    )
+
+
 class CPUAdamLoader(KernelLoader):
     """Adam and AdamW on the CPU: ``CPUAdamOptimizer``."""
 
@@ -164,7 +175,12 @@ class MoeLoader(KernelLoader):
 class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
 
-    REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), "rms_norms")
+    REGISTRY = _over(
+        "rms_norm",
+        ("rms_norm", "rms_norm_backward", "rms_norm_gated", "rms_norm_gated_backward"),
+        "rms_norms",
+        functions="rms_norm_gated l2_norm",
+    )
     ALIASES = _former("rms_norm")
 
 
@@ -198,6 +214,12 @@ class SoftmaxLoader(KernelLoader):
         "scaled_aligned_causal_softmax",
     )
     ALIASES = _former("softmax")
+
+
+class StateSpaceLoader(KernelLoader):
+    """Tokens of Mamba 2, also by the name of mamba-ssm: ``selective_state_update``."""
+
+    REGISTRY = _over("state_space", ("selective_state_update",), "mamba_ssm", functions="selective_state_update_")
 
 
 # The extensions that each loader begins with; a registration changes only the loader's own list.

@@ -98,6 +98,16 @@ def loss_levels() -> Iterator[Levels]:
     yield from _levels_of("cross_entropy")
 
 
+@pytest.fixture(params=["causal_conv1d", "causal_conv1d_backward", "rms_norm_gated", "rms_norm_gated_backward"])
+def sequence_levels(request: pytest.FixtureRequest) -> Iterator[Levels]:
+    yield from _levels_of(request.param)
+
+
+@pytest.fixture
+def state_levels() -> Iterator[Levels]:
+    yield from _levels_of("selective_state_update_")
+
+
 @pytest.fixture
 def decode_levels() -> Iterator[Levels]:
     yield from _levels_of("paged_decode_attention")

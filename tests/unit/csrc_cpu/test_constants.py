@@ -117,6 +117,15 @@ def tokens(size: int) -> Pairs:
     yield both("topk_gating", made(size, 24), None, 3, 1, 1, False, False, False, 1.0)
 
 
+def convolved(size: int) -> Pairs:
+    """So many channels, over pieces of sixteen tokens; tokens as neighbours, over pieces of sixteen times as many."""
+    weight, bias = made(size, 4, seed=1), made(size, seed=2)
+    for x in (made(2, 17, size).transpose(1, 2), made(2, 2, 16 * size)):
+        some = weight[: x.shape[1]], bias[: x.shape[1]], made(2, x.shape[1], 3, seed=3), None, None, True
+        yield both("causal_conv1d", x, *some, True)
+        yield both("causal_conv1d_backward", x * 0.5, None, x, *some)
+
+
 def steps(size: int) -> Pairs:
     ours, theirs = made(size), made(size).double()
     ours.grad, theirs.grad = made(size, seed=1), made(size, seed=1).double()
@@ -128,6 +137,7 @@ def steps(size: int) -> Pairs:
 SIDES: dict[str, Callable[[int], Pairs]] = {
     "activations/cpu.cpp kChunk": gates,
     "activations/cpu.h kPiece": gates,
+    "convolution/cpu.h kTileChannels": convolved,
     "cpu_optim/cpu.cpp kBlock": steps,
     "cpu_optim/cpu.h kUnit": steps,
     "decode_attention/cpu.h kChunk": keys,
@@ -157,6 +167,7 @@ OTHERS = {
     "cpu/simd.h kParts": "registers for kLanes",
     "cpu/simd_block.h kBlock": "two registers",
     "cpu/simd_tail.h kAll": "of a register",
+    "convolution/cpu.cpp kTile": "kTileChannels",
     "cpu_optim/cpu.cpp kAhead": "prefetched",
     "cpu_optim/cpu.h kStates": "names",
     "decode_attention/cpu.cpp kAcross": "registers",

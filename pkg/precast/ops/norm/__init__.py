@@ -1,4 +1,4 @@
-"""Norms over the last dimensions: RMS norm, alone or fused with a residual addition, and layer norm.
+"""Norms over the last dimensions: RMS norm, alone, with a residual addition or a gate, layer norm, and norms by length.
 
 Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32 in any case, and a result
 has the dtype of ``x``; the gradients of the parameters have their dtype.
@@ -12,6 +12,7 @@ For RMS norm, ``casting`` defines where the result for low-precision inputs is r
 
 from __future__ import annotations
 
+from precast.ops.norm._gated import l2_norm, rms_norm_gated
 from precast.ops.norm._layer_norm import layer_norm
 from precast.ops.norm._rms_norm import (
     CASTINGS,
@@ -36,6 +37,8 @@ __all__ = [
     "casting_code",
     "fused_add_rms_norm",
     "fused_add_rms_norm_",
+    "l2_norm",
     "layer_norm",
     "rms_norm",
+    "rms_norm_gated",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from precast.ops._reference import over_rows, reciprocal_rms, wide
@@ -46,6 +47,80 @@ def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
     y, total = fused_add_rms_norm(x, residual, weight, eps, casting)
     residual.copy_(total)
     x.copy_(y)
+
+
+def rms_norm_gated(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    casting: int,
+    norm_first: bool,
+    sigmoid: bool,
+    group: int,
+) -> Tensor:
+    """The norm of each group, times the gate, or of ``x`` times the gate; ``casting`` says where it is rounded."""
+    number, of_gate = wide(x), _gate(wide(gate), sigmoid)
+    normal = _normal_groups(number if norm_first else number * of_gate, eps, group)
+    if casting == LLAMA:
+        normal = normal.to(x.dtype)
+    y = normal if weight is None else normal * (weight if casting == LLAMA else wide(weight))
+    return (y * of_gate if norm_first else y).to(x.dtype)
+
+
+def rms_norm_gated_backward(
+    grad: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    casting: int,
+    norm_first: bool,
+    sigmoid: bool,
+    group: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for ``x``, ``gate`` and ``weight``, or nothing; rounding in the forward counts as the identity."""
+    number, g, slope = wide(x), wide(gate), wide(grad)
+    s = g.sigmoid()
+    of_gate, steep = _gate(g, sigmoid), s * (1 - s) if sigmoid else s * (1 + g * (1 - s))
+    n = number if norm_first else number * of_gate
+    normal, scaled = _normal_groups(n, eps, group), slope if weight is None else slope * wide(weight)
+    of_n = _back_groups(scaled * of_gate if norm_first else scaled, n, eps, group)
+    grad_x, grad_gate = (of_n, scaled * normal * steep) if norm_first else (of_n * of_gate, of_n * number * steep)
+    of_weight = over_rows(slope * normal * of_gate if norm_first else slope * normal)
+    return grad_x.to(x.dtype), grad_gate.to(x.dtype), x.new_empty(0) if weight is None else of_weight.to(weight.dtype)
+
+
+def l2_norm(x: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(sum(x**2, -1) + eps)``, rounded once."""
+    rows = wide(x)
+    return (rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def l2_norm_backward(grad: Tensor, x: Tensor, eps: float) -> Tensor:
+    """The gradient of ``x``."""
+    rows, slope = wide(x), wide(grad)
+    scale = torch.rsqrt(rows.square().sum(-1, keepdim=True) + eps)
+    normal = rows * scale
+    return (scale * (slope - normal * (slope * normal).sum(-1, keepdim=True))).to(x.dtype)
+
+
+def _gate(g: Tensor, sigmoid: bool) -> Tensor:
+    return g.sigmoid() if sigmoid else torch.nn.functional.silu(g)
+
+
+def _normal_groups(n: Tensor, eps: float, group: int) -> Tensor:
+    grouped = n.unflatten(-1, (-1, group)) if group else n
+    normal = grouped * reciprocal_rms(grouped, eps)
+    return normal.flatten(-2) if group else normal
+
+
+def _back_groups(grad: Tensor, n: Tensor, eps: float, group: int) -> Tensor:
+    grouped, slope = (one.unflatten(-1, (-1, group)) if group else one for one in (n, grad))
+    rrms = reciprocal_rms(grouped, eps)
+    normal = grouped * rrms
+    found = rrms * (slope - normal * (slope * normal).mean(-1, keepdim=True))
+    return found.flatten(-2) if group else found
 
 
 def _scale(weight: Tensor, casting: int) -> Tensor:

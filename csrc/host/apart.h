@@ -1,4 +1,4 @@
-// Tensors of any layout that are written in place: whether their elements have places of their own.
+// Tensors that are written in place: each element has a place of its own, in which no other tensor lies.
 #pragma once
 
 #include "rows.h"
@@ -53,10 +53,10 @@ inline bool overlap(const Tensor& a, const Tensor& b) {
   return begin[0] < end[1] && begin[1] < end[0];
 }
 
-// A cache is written, so nothing else may lie in it.
-inline void check_apart(const char* op, const Named& named, const Named& cache) {
-  PRECAST_CHECK(&named.tensor == &cache.tensor || !overlap(named.tensor, cache.tensor),
-                "%s: %s overlaps %s in memory, which is written; needed its own", op, named.name, cache.name);
+// A tensor that is written must not share its memory with another.
+inline void check_apart(const char* op, const Named& named, const Named& written) {
+  PRECAST_CHECK(&named.tensor == &written.tensor || !overlap(named.tensor, written.tensor),
+                "%s: %s overlaps %s in memory, which is written; needed its own", op, named.name, written.name);
 }
 
 }  // namespace precast
