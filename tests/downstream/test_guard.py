@@ -155,7 +155,7 @@ def test_a_library_of_a_folder_inside_a_package_is_refused_by_the_name_of_its_di
     with pytest.raises(PrebuiltRefused) as caught:
         importlib.import_module("ops")
     said = str(caught.value)
-    assert said.startswith("ops.lib._ops was built for another process") and " --no-binary ops_dist ops_dist " in said
+    assert said.startswith("ops.lib._ops does not fit this process") and " --no-binary ops_dist ops_dist " in said
 
 
 def test_a_module_of_no_package_becomes_one(tmp_path: Path, make: Make, site: Callable[[Path], Path]) -> None:

@@ -20,7 +20,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the selector's order is the order of its buttons
+_TEMPLATES.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the order of the keys is the order of the buttons
 
 
 def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[str, Any]) -> dict[str, str]:

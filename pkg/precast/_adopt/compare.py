@@ -64,7 +64,7 @@ def _difference(value: Tensor, other: Tensor | None) -> float:
     if other is None or other.shape != value.shape:
         return math.nan
     one, two = value.double(), other.double()
-    same = (one == two) | (one.isnan() & two.isnan())  # the same infinity has no difference
+    same = (one == two) | (one.isnan() & two.isnan())  # inf - inf would be NaN
     difference = (one - two).abs().where(~same, 0.0)
     return float(difference.max()) if difference.numel() else 0.0
 

@@ -23,8 +23,8 @@ from precast._adopt.source import Sources, Unreadable, fingerprint_of_functions
 
 _KNOWN = {"9a4ac64c07d3021a"}  # transformers ForCausalLMLoss with fixed_cross_entropy
 _CLASSES, _ROWS = 16384, 32
-# Items and scale of a loss: as the model calls it, and as a trainer with a GradScaler does. A gradient that is rounded
-# before the scale is known is lost in float16.
+# num_items_in_batch and loss scale: of a plain call, and of a trainer with a GradScaler. If a float16 gradient is
+# rounded before it is scaled, it is lost.
 _CALLS = ((None, 1.0), (50000, 65536.0))
 
 

@@ -157,7 +157,7 @@ def _gradients(model: Module, batch: Batch) -> Outputs:
         if not parts:
             raise _Absent("no output has one")
         objective = torch.stack([part.float() for part in parts]).sum()
-    # The graph may go on into one of the user's, which is still wanted.
+    # Keep the graph: it may be part of a graph that the user still needs.
     found = torch.autograd.grad(objective, list(named.values()), retain_graph=True, allow_unused=True)
     by_name: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
     return {name: value for name, value in by_name.items() if value is not None}

@@ -283,7 +283,7 @@ def _bind_experts(module: Module, _: object, gate: str, device: str) -> Bound:
     return functools.partial(forwards.gate_of_experts, module, gate, act, device, _proof=proof)
 
 
-_WEIGHTS = ("weight", "bias", "normalized_shape")  # what the norms read in each call, with eps
+_WEIGHTS = ("weight", "bias", "normalized_shape")  # attributes that the norms read in each call, besides eps
 
 
 RULES = (

@@ -50,7 +50,7 @@ def _seen_again(cls: Any, method: str, digest: str, called: tuple[str, ...], att
     try:
         function = getattr(cls, method) if _digest(cls, method) == digest else None
     except (Unreadable, AttributeError):
-        function = None  # so that the own method runs
+        function = None  # matches no method, so the module's own runs
     return Seen(cls, method, digest, function, _methods(cls, called), attributes)
 
 

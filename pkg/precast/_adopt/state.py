@@ -57,7 +57,7 @@ class State:
         self._settings = _settings()
         self._refused: set[str] = set()
         self._puts: list[Callable[[], None]] = []
-        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that an id means one of them
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._memory: dict[int, Memory] = {}
         self._contents: dict[int, dict[Any, Any]] = {}
         models = [root for root in roots if isinstance(root, Module)]

@@ -28,7 +28,7 @@ def private_folder(path: Path) -> Path:
         pass
     except OSError as error:
         raise KernelError(
-            "there is not a folder to build in",
+            "cannot create a folder to build in",
             found=f"{path}: {error.strerror or error}",
             needed="a home, or a temp folder that can be written",
             fix=another(path),

@@ -31,9 +31,9 @@ def torch_abi(torch: TorchInfo) -> Exact:
         return Exact(torch.version.release, torch.cxx11)
     if not is_git_version(torch.version.git):
         raise KernelError(
-            f"a module for torch {torch.version} cannot be told from one for another commit",
+            f"the commit of torch {torch.version} is unknown, so no module can be matched to it",
             found=f"a pre-release whose git version is {torch.version.git or 'not known'}",
-            needed="a release of torch, or one that says its commit",
+            needed="a release of torch, or a pre-release that states its commit",
         )
     return Exact(torch.version.release, torch.cxx11, torch.version.git)
 

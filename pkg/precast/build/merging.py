@@ -71,7 +71,7 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
     for one, part in parts:
         for file in part.hosts:
             twin = None if file.path in linked else _twin(file, one.path, hosts)
-            if twin is None or file.sha256 < twin.sha256:  # of two stable ones the same in any order
+            if twin is None or file.sha256 < twin.sha256:  # the order of wheels must not decide between twins
                 hosts[file.path] = (file, one.path)
                 if twin is not None:
                     del hosts[twin.path]

@@ -88,7 +88,7 @@ def _positions(s: int, mask: Tensor, dest_idx: Tensor) -> Tensor:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and dest_idx {tuple(dest_idx.shape)}; needed (k, {s}) for both"
         )
-    # An index beyond int32 stays one that does not exist.
+    # Clamp first: an index beyond int32 must not wrap around to a valid one.
     return torch.where(mask.t() != 0, dest_idx.t(), -1).clamp(-1, _LARGEST).int().contiguous()
 
 

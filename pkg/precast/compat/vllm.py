@@ -91,7 +91,7 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
     import torch
 
     if not block_mapping.is_cpu:
-        raise ValueError(f"block_mapping is on {block_mapping.device}; needed the CPU, or each block waits for the GPU")
+        raise ValueError(f"block_mapping is on {block_mapping.device}; needed the CPU, to avoid waiting for the GPU")
     if src.dtype != dst.dtype or src.shape[1:] != dst.shape[1:]:
         found = " and ".join(f"{tuple(cache.shape)} of {cache.dtype}" for cache in (src, dst))
         raise ValueError(f"src and dst are {found}; needed blocks of one shape and dtype")

@@ -1,6 +1,6 @@
 """Proves that a compiled file fits this process, before anything of it is opened."""
 
-# Of the package around this one: precast, or one with a copy of it.
+# The error names the outer package: precast, or one with a copy of this core.
 _archive = getattr(__spec__.loader, "archive", None)  # of the loader for zip files, which the linker cannot read
 if _archive is not None:
     raise ImportError(

@@ -186,7 +186,7 @@ def fit(wheel: Wheel, name: str) -> Fitting:
     pick = choose.library(choose.Asked(host, wheel.info, name, {}))
     if pick.chosen is None:
         against = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
-        raise _refused(f"{what} was built for another process than this one", wheel, host, against)
+        raise _refused(f"{what} does not fit this process", wheel, host, against)
     file, exported = pick.chosen, list[bool]()
     files = (file, *wheel.info.linked(file))
     for code, row in (pair for one in files for pair in choose.bad_code(one, host)):

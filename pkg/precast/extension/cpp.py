@@ -103,7 +103,7 @@ class CppExtension(Places, Extension):
             if settings.jit is JitMode.AOT:
                 raise
             why = ": ".join(line.strip() for line in str(error).splitlines()[:2])
-            _log.warning("%s: what was built while installing is not used: %s", self.name, why)
+            _log.warning("%s: the module built at install time is not used: %s", self.name, why)
             return self._build(why)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self.prebuilt_import_path}.".startswith(f"{error.name}."):
@@ -141,7 +141,7 @@ class CppExtension(Places, Extension):
 
     def _broken(self, error: ImportError) -> KernelError:
         return KernelIncompatible(
-            f"{self.name}: what was built while installing cannot be imported",
+            f"{self.name}: the module built at install time cannot be imported",
             found=f"{type(error).__name__}: {error}",
             needed=f"{self.prebuilt_import_path}, built for this Python and torch",
             fix=["install its package again, with this torch", "PRECAST_JIT=jit, which builds it here and keeps it"],

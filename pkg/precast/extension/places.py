@@ -91,7 +91,7 @@ class Places:
         try:
             return opening.library_file(self.prebuilt_module_path, self.name)
         except KernelIncompatible as error:
-            _log.warning("%s: what was built while installing is not used: %s", self.name, error)
+            _log.warning("%s: the module built at install time is not used: %s", self.name, error)
             return None
 
 

@@ -84,7 +84,7 @@ def local_grad(param: Tensor, grad: Tensor, moved: MutableMapping[Tensor, Tensor
     if (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride():
         if are_bare((grad,)):
             return grad, True
-        # The kernel would get a tensor with one zero for all elements.
+        # For a zero tensor, torch would pass the kernel one zero, expanded (strides of 0).
         return torch.zeros_like(param, dtype=grad.dtype) if grad._is_zerotensor() else grad, False
     if are_bare((grad,)) or grad.is_neg():
         _check_storage(grad)

@@ -209,7 +209,7 @@ class CPUAdagrad(CPUOptimizer):
         state_dtype: torch.dtype | None = torch.float32,
     ) -> None:
         super().__init__(params, options_of(locals()))
-        for group in self.param_groups:  # as in torch, whose step needs the states to exist
+        for group in self.param_groups:  # in the constructor already, as torch does
             for param in group["params"]:
                 self.state[param] = self._new_state(group, param, {})
 
