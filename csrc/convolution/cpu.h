@@ -55,16 +55,9 @@ struct UpdateTiles {
   int dtype;
 };
 
-#define PRECAST_CONV_CPU_LEVEL(level)                                   \
-  namespace level {                                                     \
-  void forward(const ForwardTiles& work, int64_t begin, int64_t end);   \
-  void backward(const BackwardTiles& work, int64_t begin, int64_t end); \
-  void update(const UpdateTiles& work, int64_t begin, int64_t end);     \
-  }
-
-PRECAST_EACH_CPU_LEVEL(PRECAST_CONV_CPU_LEVEL)
-
-#undef PRECAST_CONV_CPU_LEVEL
+PRECAST_CPU_FUNCTION(forward, (const ForwardTiles& work, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(backward, (const BackwardTiles& work, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(update, (const UpdateTiles& work, int64_t begin, int64_t end))
 
 }  // namespace causal_conv1d
 }  // namespace precast

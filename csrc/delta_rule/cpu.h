@@ -21,14 +21,8 @@ static constexpr int64_t tiles_of(const Rule& rule) { return (rule.value_dim + k
 using RuleFunction = void (*)(const Rule& rule, int64_t begin, int64_t end);
 
 // run: items [begin, end), each of kBlockColumns columns of the state of one head of one sequence.
-#define PRECAST_DELTA_RULE_CPU_LEVEL(level)               \
-  namespace level {                                       \
-  void run(const Rule& rule, int64_t begin, int64_t end); \
-  }
 
-PRECAST_EACH_CPU_LEVEL(PRECAST_DELTA_RULE_CPU_LEVEL)
-
-#undef PRECAST_DELTA_RULE_CPU_LEVEL
+PRECAST_CPU_FUNCTION(run, (const Rule& rule, int64_t begin, int64_t end))
 
 }  // namespace delta_rule
 }  // namespace precast

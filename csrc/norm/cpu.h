@@ -97,17 +97,10 @@ namespace gated_norm {
 
 using norm::GatedRows;
 
-#define PRECAST_GATED_CPU_LEVEL(level)                                                                     \
-  namespace level {                                                                                        \
-  void forward(const GatedRows& rows, int64_t begin, int64_t end);                                         \
-  void backward(const GatedRows& rows, int64_t begin, int64_t end);                                        \
-  void reduce(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype, int64_t begin, \
-              int64_t end);                                                                                \
-  }
-
-PRECAST_EACH_CPU_LEVEL(PRECAST_GATED_CPU_LEVEL)
-
-#undef PRECAST_GATED_CPU_LEVEL
+PRECAST_CPU_FUNCTION(forward, (const GatedRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(backward, (const GatedRows& rows, int64_t begin, int64_t end))
+PRECAST_CPU_FUNCTION(reduce, (const double* parts, int64_t chunks, int64_t stride, void* result, int dtype,
+                              int64_t begin, int64_t end))
 
 }  // namespace gated_norm
 

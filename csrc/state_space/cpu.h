@@ -16,15 +16,8 @@ struct UpdateRows {
   bool wide;        // the states are float32, and x is narrower
 };
 
-#define PRECAST_STATE_CPU_LEVEL(level)                             \
-  namespace level {                                                \
-  void update(const UpdateRows& work, int64_t begin, int64_t end); \
-  }
-
 // Heads [begin, end), numbered through the sequences.
-PRECAST_EACH_CPU_LEVEL(PRECAST_STATE_CPU_LEVEL)
-
-#undef PRECAST_STATE_CPU_LEVEL
+PRECAST_CPU_FUNCTION(update, (const UpdateRows& work, int64_t begin, int64_t end))
 
 }  // namespace state_space
 }  // namespace precast

@@ -21,6 +21,7 @@ from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops._checks import CONFUSED, dtype_name, explain, require, same_device, same_kind, same_shape
 from precast.ops._checks import rows as check_rows
+from precast.ops._fx import Proxy, recorded
 
 MOST_WIDTH = 8
 
@@ -63,6 +64,8 @@ def causal_conv1d(
         x, weight = torch.randn(2, 16, 64).transpose(1, 2), torch.randn(64, 4)
         y, state = precast.ops.causal_conv1d(x, weight, activation="silu", return_final_state=True)
     """
+    if isinstance(x, Proxy):
+        return recorded(causal_conv1d, **locals())
     try:
         silu = _is_silu(activation)
         y, state = _CONV(x, weight, bias, initial_state, sequence_index, starts, silu, return_final_state)
@@ -112,6 +115,8 @@ def causal_conv1d_update_(
         pool, weight = torch.zeros(8, 64, 3), torch.randn(64, 4)
         y = precast.ops.causal_conv1d_update_(torch.randn(2, 64), pool, weight, state_indices=torch.tensor([5, 0]))
     """
+    if isinstance(x, Proxy):
+        return recorded(causal_conv1d_update_, **locals())  # type: ignore[no-any-return]
     try:
         return _UPDATE(x, state, weight, bias, state_indices, positions, _is_silu(activation))  # type: ignore[no-any-return]
     except CONFUSED:

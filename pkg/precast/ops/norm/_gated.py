@@ -12,6 +12,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route
 from precast.ops import _checks
+from precast.ops._fx import Proxy, recorded
 from precast.ops.norm._rms_norm import LLAMA, Casting, casting_code
 
 
@@ -52,6 +53,8 @@ def rms_norm_gated(
         x, gate, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
         y = precast.ops.rms_norm_gated(x, gate, weight, casting="llama")
     """
+    if isinstance(x, Proxy):
+        return recorded(rms_norm_gated, **locals())  # type: ignore[no-any-return]
     try:
         code = casting_code(casting)
         if code > LLAMA:
