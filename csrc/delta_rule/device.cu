@@ -1,6 +1,6 @@
 // The gated delta rule on the GPU. See host.cpp for which kernel serves which call.
-#include "chunk.cuh"
 #include "entries.h"
+#include "states.cuh"
 
 namespace precast {
 namespace delta_rule {
