@@ -128,6 +128,31 @@ def same_device(op: str, name: str, other: Tensor, x: Tensor, called: str = "x")
     )
 
 
+def same_kind_or_float32(op: str, name: str, other: Tensor, x: Tensor) -> None:
+    if other.dtype == torch.float32:
+        same_device(op, name, other, x)
+    else:
+        same_kind(op, name, other, x)
+
+
+def integers(op: str, name: str, tensor: Tensor, x: Tensor, called: str = "x") -> None:
+    """Checks a tensor of indices, counts or places."""
+    require(
+        tensor.dtype in (torch.int32, torch.int64),
+        lambda: f"{op}: {name} is {dtype_name(tensor)}; needed int32 or int64",
+    )
+    same_device(op, name, tensor, x, called)
+
+
+def no_gradient(op: str, why: str) -> Callable[..., NoReturn]:
+    """The formula of an op for inference: it raises, with the reason and what is needed instead."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise RuntimeError(f"{op}: a gradient is wanted (grad mode is on and an input requires grad), but {why}")
+
+    return refuse
+
+
 def same_shape(op: str, name: str, tensor: Tensor, wanted_name: str, wanted: Tensor) -> None:
     require(
         tensor.shape == wanted.shape,

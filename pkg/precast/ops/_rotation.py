@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device, same_kind, same_shape
+from precast.ops._checks import FLOAT_TYPES, dtype_name, integers, require, same_device, same_kind, same_shape
 
 
 def inputs(
@@ -38,11 +38,7 @@ def inputs(
             ),
         )
         return
-    require(
-        positions.dtype in (torch.int32, torch.int64),
-        lambda: f"{op}: positions is {dtype_name(positions)}; needed int32 or int64",
-    )
-    same_device(op, "positions", positions, query, "query")
+    integers(op, "positions", positions, query, "query")
     require(
         positions.dim() == 1 and positions.shape[0] == tokens,
         lambda: (

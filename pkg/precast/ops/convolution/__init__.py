@@ -11,7 +11,7 @@ A state is the last ``width - 1`` tokens of a sequence, oldest first. The gradie
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,16 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
-from precast.ops._checks import CONFUSED, dtype_name, explain, require, same_device, same_kind, same_shape
+from precast.ops._checks import (
+    CONFUSED,
+    explain,
+    integers,
+    no_gradient,
+    require,
+    same_kind,
+    same_kind_or_float32,
+    same_shape,
+)
 from precast.ops._checks import rows as check_rows
 from precast.ops._fx import Proxy, recorded
 
@@ -163,19 +172,10 @@ class _CausalConv1d(torch.autograd.Function):
         return None, grad_x, grad_weight, grad_bias, grad_initial if initial_state is not None else None, *[None] * 4
 
 
-def _refuse_gradient(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "causal_conv1d_update_: a gradient is wanted (grad mode is on and an input requires grad), but the state is "
-        "written in place; needed precast.ops.causal_conv1d, or torch.no_grad()"
-    )
-
-
-def _check_integers(op: str, name: str, tensor: Tensor, x: Tensor) -> None:
-    require(
-        tensor.dtype in (torch.int32, torch.int64),
-        lambda: f"{op}: {name} is {dtype_name(tensor)}; needed int32 or int64",
-    )
-    same_device(op, name, tensor, x)
+_refuse_gradient = no_gradient(
+    "causal_conv1d_update_",
+    "the state is written in place; needed precast.ops.causal_conv1d, or torch.no_grad()",
+)
 
 
 def _check_filter(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, flat: bool) -> None:
@@ -185,10 +185,7 @@ def _check_filter(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, flat:
         x.dim() == 3 or (flat and x.dim() == 2),
         lambda: f"{op}: x has shape {tuple(x.shape)}; needed (batch, channels, tokens){or_flat}",
     )
-    if weight.dtype == torch.float32:
-        same_device(op, "weight", weight, x)
-    else:
-        same_kind(op, "weight", weight, x)
+    same_kind_or_float32(op, "weight", weight, x)
     require(
         weight.dim() == 2 and weight.shape[0] == x.shape[1] and 2 <= weight.shape[1] <= MOST_WIDTH,
         lambda: f"{op}: weight has shape {tuple(weight.shape)}; needed ({x.shape[1]}, 2 to 8), of each channel of x",
@@ -230,14 +227,14 @@ def _check(
         lambda: f"{op}: there are sequence_index and starts; needed one of them",
     )
     if sequence_index is not None:
-        _check_integers(op, "sequence_index", sequence_index, x)
+        integers(op, "sequence_index", sequence_index, x)
         index, batch, tokens = sequence_index, x.shape[0], x.shape[2]
         require(
             index.dim() == 2 and index.shape == (batch, tokens),
             lambda: f"{op}: sequence_index has shape {tuple(index.shape)}; needed ({batch}, {tokens})",
         )
     if starts is not None:
-        _check_integers(op, "starts", starts, x)
+        integers(op, "starts", starts, x)
         require(
             starts.dim() == 1 and starts.shape[0] >= 1 and x.shape[0] == 1,
             lambda: (
@@ -281,7 +278,7 @@ def _check_update(
     for name, one in (("state_indices", state_indices), ("positions", positions)):
         if one is None:
             continue
-        _check_integers(op, name, one, x)
+        integers(op, name, one, x)
         text = f"{op}: {name} has shape {tuple(one.shape)}; needed ({x.shape[0]},), a number for each sequence"
         require(one.dim() == 1 and one.shape[0] == x.shape[0], lambda: text)  # noqa: B023 - called at once or never
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _checks
-from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+from precast.ops._checks import FLOAT_TYPES, dtype_name, integers, no_gradient, require, same_device
 from precast.ops._fx import Proxy, recorded
 
 _OP = "paged_decode_attention"
@@ -151,11 +151,7 @@ def attend(
     return (result, lse) if return_lse else result
 
 
-def _refuse_gradient(*_: object) -> NoReturn:
-    raise RuntimeError(
-        f"{_OP}: a gradient is wanted (grad mode is on and an input requires grad), but the op is for inference; "
-        "needed torch.no_grad()"
-    )
+_refuse_gradient = no_gradient(_OP, "the op is for inference; needed torch.no_grad()")
 
 
 def _check(
@@ -177,9 +173,7 @@ def _check(
     sequences, _, heads, _ = query.shape
     kv_heads = key_cache.shape[1 if key_cache.dim() == 5 else 2]
     for name, one in {"block_tables": block_tables, "lengths": lengths}.items():
-        text = f"{_OP}: {name} is {dtype_name(one)}; needed int32 or int64"
-        require(one.dtype in (torch.int32, torch.int64), lambda: text)  # noqa: B023 - called at once or never
-        same_device(_OP, name, one, query, "query")
+        integers(_OP, name, one, query, "query")
     require(
         block_tables.dim() == 2 and block_tables.shape[0] == sequences,
         lambda: (

@@ -18,7 +18,7 @@ on, a prefill of 16 bits with ``key_dim`` 64 or 128 rounds the factors of its ma
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _checks
-from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device, same_kind
+from precast.ops._checks import FLOAT_TYPES, dtype_name, integers, no_gradient, require, same_device, same_kind
 from precast.ops._fx import Proxy, recorded
 from precast.ops.delta_rule import reference
 
@@ -176,11 +176,10 @@ class _Rule(torch.autograd.Function):
         return None, *(next(found) if needed else None for needed in wanted)
 
 
-def _refuse_gradient(*_: object) -> NoReturn:
-    raise RuntimeError(
-        "gated_delta_rule_update_: a gradient is wanted (grad mode is on and an input requires grad), but the states "
-        "are written in place; needed torch.no_grad(), or gated_delta_rule"
-    )
+_refuse_gradient = no_gradient(
+    "gated_delta_rule_update_",
+    "the states are written in place; needed torch.no_grad(), or gated_delta_rule",
+)
 
 
 # ---- checks that need only metadata, with the kernels' messages in the same order ----
@@ -223,13 +222,6 @@ def _check_gates(op: str, name: str, gates: Tensor, q: Tensor, v: Tensor, each: 
     )
 
 
-def _check_integers(op: str, name: str, one: Tensor, q: Tensor) -> None:
-    require(
-        one.dtype in (torch.int32, torch.int64), lambda: f"{op}: {name} is {dtype_name(one)}; needed int32 or int64"
-    )
-    same_device(op, name, one, q, "q")
-
-
 def _check_states(op: str, name: str, states: Tensor, q: Tensor, v: Tensor, sequences: int | None) -> None:
     require(
         states.dtype in (torch.float32, torch.bfloat16),
@@ -250,7 +242,7 @@ def _check_scale(op: str, scale: float) -> None:
 
 def _check_rule(op: str, q: Tensor, v: Tensor, initial_state: Tensor | None, starts: Tensor | None) -> None:
     if starts is not None:
-        _check_integers(op, "starts", starts, q)
+        integers(op, "starts", starts, q, "q")
         least = 2 if q.shape[1] > 0 else 1
         require(
             starts.dim() == 1 and starts.shape[0] >= least and q.shape[0] == 1,
@@ -264,7 +256,7 @@ def _check_rule(op: str, q: Tensor, v: Tensor, initial_state: Tensor | None, sta
 
 
 def _check_update(op: str, q: Tensor, v: Tensor, states: Tensor, indices: Tensor, accepted: Tensor | None) -> None:
-    _check_integers(op, "indices", indices, q)
+    integers(op, "indices", indices, q, "q")
     require(
         indices.dim() in (1, 2) and indices.shape == q.shape[: indices.dim()] and q.shape[1] >= 1,
         lambda: (
@@ -273,7 +265,7 @@ def _check_update(op: str, q: Tensor, v: Tensor, states: Tensor, indices: Tensor
         ),
     )
     if accepted is not None:
-        _check_integers(op, "accepted", accepted, q)
+        integers(op, "accepted", accepted, q, "q")
         require(
             indices.dim() == 2 and accepted.shape == q.shape[:1],
             lambda: (

@@ -22,7 +22,7 @@ the caches.
 
 from __future__ import annotations
 
-from typing import NoReturn
+import functools
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _rotation
-from precast.ops._checks import CONFUSED, FLOAT_TYPES, dtype_name, explain, require, same_device
+from precast.ops._checks import CONFUSED, FLOAT_TYPES, dtype_name, explain, no_gradient, require, same_device
 from precast.ops._fx import Proxy, recorded
 from precast.ops.norm import Casting, casting_code
 from precast.ops.rotary import Rounding, rounds_each
@@ -175,11 +175,7 @@ def rms_norm_rotary_embedding_and_cache(
     return query, key
 
 
-def _refuse_gradient(op: str) -> NoReturn:
-    raise RuntimeError(
-        f"{op}: a gradient is wanted (grad mode is on and an input requires grad), but the caches are written in "
-        "place; needed torch.no_grad()"
-    )
+_refuse_gradient = functools.partial(no_gradient, why="the caches are written in place; needed torch.no_grad()")
 
 
 def _check(
@@ -243,23 +239,21 @@ with namespace.family("kv_cache", __package__):
         "reshape_and_cache",
         check=_check,
         result=None,
-        gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
+        gradient=_refuse_gradient("reshape_and_cache"),
     )
     ROTARY_EMBEDDING_AND_CACHE = register(
         "rotary_embedding_and_cache",
         check=(_check, _rotation.inputs),
         result=None,
-        gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
+        gradient=_refuse_gradient("rotary_embedding_and_cache"),
     )
     RMS_NORM_ROTARY_EMBEDDING_AND_CACHE = register(
         "rms_norm_rotary_embedding_and_cache",
         check=(_check, _rotation.normed_inputs),
         result=None,
-        gradient=lambda *_: _refuse_gradient("rms_norm_rotary_embedding_and_cache"),
+        gradient=_refuse_gradient("rms_norm_rotary_embedding_and_cache"),
     )
 
-_RESHAPE = Route(RESHAPE_AND_CACHE, lambda *_: _refuse_gradient("reshape_and_cache"))
-_ROTATE = Route(ROTARY_EMBEDDING_AND_CACHE, lambda *_: _refuse_gradient("rotary_embedding_and_cache"))
-_NORM_ROTATE = Route(
-    RMS_NORM_ROTARY_EMBEDDING_AND_CACHE, lambda *_: _refuse_gradient("rms_norm_rotary_embedding_and_cache")
-)
+_RESHAPE = Route(RESHAPE_AND_CACHE, _refuse_gradient("reshape_and_cache"))
+_ROTATE = Route(ROTARY_EMBEDDING_AND_CACHE, _refuse_gradient("rotary_embedding_and_cache"))
+_NORM_ROTATE = Route(RMS_NORM_ROTARY_EMBEDDING_AND_CACHE, _refuse_gradient("rms_norm_rotary_embedding_and_cache"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -287,11 +287,10 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         return None, grad_x, grad_x, grad_weight, None, None
 
 
-def _refuse_gradient(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "fused_add_rms_norm_: a gradient is wanted (grad mode is on and an input requires grad), but the inputs would "
-        "be written over; needed precast.ops.fused_add_rms_norm, or torch.no_grad()"
-    )
+_refuse_gradient = _checks.no_gradient(
+    "fused_add_rms_norm_",
+    "the inputs would be written over; needed precast.ops.fused_add_rms_norm, or torch.no_grad()",
+)
 
 
 def _check(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_x: Tensor) -> None:

@@ -14,7 +14,7 @@ out of bounds, and the elements that it would rotate become NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -319,11 +319,10 @@ def _refuse_tables(op: str, cos: Tensor, sin: Tensor) -> None:
         )
 
 
-def _refuse_gradient(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "rotary_embedding_: a gradient is wanted (grad mode is on and an input requires grad), but the inputs would be "
-        "written over; needed precast.ops.rotary_embedding, or torch.no_grad()"
-    )
+_refuse_gradient = _checks.no_gradient(
+    "rotary_embedding_",
+    "the inputs would be written over; needed precast.ops.rotary_embedding, or torch.no_grad()",
+)
 
 
 def _both_like(query: Tensor, key: Tensor | None) -> Both:

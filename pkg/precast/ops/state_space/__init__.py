@@ -7,16 +7,24 @@ rounded. For inference: nothing here has a gradient.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
-import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _checks
-from precast.ops._checks import CONFUSED, FLOAT_TYPES, dtype_name, explain, require, same_device, same_kind, same_shape
+from precast.ops._checks import (
+    CONFUSED,
+    FLOAT_TYPES,
+    dtype_name,
+    explain,
+    integers,
+    no_gradient,
+    require,
+    same_kind,
+    same_kind_or_float32,
+    same_shape,
+)
 
 
 def selective_state_update_(
@@ -68,11 +76,7 @@ def selective_state_update_(
         explain(selective_state_update_, locals())
 
 
-def _refuse_gradient(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "selective_state_update_: a gradient is wanted (grad mode is on and an input requires grad), but the state is "
-        "written in place; needed torch.no_grad()"
-    )
+_refuse_gradient = no_gradient("selective_state_update_", "the state is written in place; needed torch.no_grad()")
 
 
 def _check(
@@ -90,10 +94,7 @@ def _check(
 ) -> None:
     """The kernels' checks, with the same messages in the same order, except those that need data or addresses."""
     require(x.dtype in FLOAT_TYPES, lambda: f"{op}: x is {dtype_name(x)}; needed float32, float16 or bfloat16")
-    if state.dtype == torch.float32:
-        same_device(op, "state", state, x)
-    else:
-        same_kind(op, "state", state, x)
+    same_kind_or_float32(op, "state", state, x)
     require(
         (x.dim(), b.dim(), state.dim()) == (3, 3, 4)
         and b.shape[0] == x.shape[0]
@@ -118,12 +119,7 @@ def _check(
         if other is not None:
             _numbers(op, name, other, x, (heads,))
     if state_indices is not None:
-        indices = state_indices
-        require(
-            indices.dtype in (torch.int32, torch.int64),
-            lambda: f"{op}: state_indices is {dtype_name(indices)}; needed int32 or int64",
-        )
-        same_device(op, "state_indices", indices, x)
+        integers(op, "state_indices", state_indices, x)
     fits = (
         state.shape[0] == batch
         if state_indices is None
@@ -139,10 +135,7 @@ def _check(
 
 
 def _numbers(op: str, name: str, tensor: Tensor, x: Tensor, shape: tuple[int, ...]) -> None:
-    if tensor.dtype == torch.float32:
-        same_device(op, name, tensor, x)
-    else:
-        same_kind(op, name, tensor, x)
+    same_kind_or_float32(op, name, tensor, x)
     wanted = "(heads,)" if len(shape) == 1 else "(batch, heads)"
     require(
         tensor.dim() == len(shape) and tensor.shape == shape,
