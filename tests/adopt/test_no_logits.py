@@ -265,6 +265,7 @@ def test_what_a_forward_does_with_its_logits_is_read_from_its_source(tmp_path: P
         f"{made}\n{LOSS.replace('loss=loss', 'loss=loss + logits.mean()')}",
         f"{made}\n{LOSS.replace('(logits, ', '(logits[:, 1:], ')}",
         f"{made}\nother = self.lm_head(ids)\n{LOSS}",
+        f"{made.replace('ids))', 'ids), ids)')}\n{LOSS}",
         f"if labels is None:\n    {made}\n{LOSS}",
         f"{made}\nreturn dict(logits=logits)",
     )

@@ -237,6 +237,11 @@ CALL = "q, k = apply_rotary_pos_emb(q, k, cos, sin)\nreturn q, k"
         (f"{BEFORE}\n{NORMS}\nseen = q.sum()\n{CALL}", ()),  # another reads the result of a norm
         (f"{BEFORE}\nif self.normed:\n    q = self.q_norm(q)\n    k = self.k_norm(k)\n{CALL}", ()),
         (f"{BEFORE}\n{NORMS}\nv = self.k_norm(x)\n{CALL}", ()),
+        (f"{BEFORE}\n{NORMS}\n{CALL.replace('q, k = ', 'r, s = ')}", ()),  # normalised heads are read unrotated too
+        (
+            f"{BEFORE}\n{NORMS}\n{CALL.replace('q, k', 'r, s').replace('pos_emb(r, s', 'pos_emb(q, k')}",
+            ("q_norm", "k_norm"),
+        ),
         (f"{BEFORE}\n{NORMS.replace('(1, 2)', '(0, 1)')}\n{CALL}", ()),
         (f"{BEFORE}\n{CALL.replace('sin)', 'sin, unsqueeze_dim=2)')}", "does not call"),
         (f"{BEFORE}\n{CALL}\nq, k = apply_rotary_pos_emb(q, k, cos, sin)", "does not call"),

@@ -23,8 +23,9 @@ def logits_of(forward: Any) -> tuple[str, ...]:
     own = functools.partial(_own, body.args.args[0].arg)
     made = [one for one in body.body if isinstance(one, ast.Assign) and _is_call(own, one.value, "lm_head")]
     named = len(made) == 1 and len(made[0].targets) == 1 and isinstance(made[0].targets[0], ast.Name)
+    named = named and len(made[0].value.args) == 1 and not made[0].value.keywords  # type: ignore[attr-defined]
     if not named or _count(own, body, "lm_head") != 1:
-        raise Unreadable("its forward has not one line that calls lm_head")
+        raise Unreadable("its forward has not one line that calls lm_head, with the hidden states alone")
     logits = made[0].targets[0].id  # type: ignore[attr-defined]
     allowed, options = {id(made[0].targets[0])}, list[str]()
     for one in body.body:
@@ -99,8 +100,12 @@ def rotated(forward: Any, function: str) -> tuple[str, ...]:
 
 def _norm_before(own: _Own, body: ast.FunctionDef, call: ast.Call, given: ast.expr) -> str:
     """The child whose result, or that with two axes exchanged, is the value of a variable until ``call``, if any is."""
-    before = [node for node in ast.walk(body) if isinstance(node, ast.Name) and node.lineno < call.lineno]
-    here = [node for node in before if isinstance(given, ast.Name) and node.id == given.id]
+    every = [node for node in ast.walk(body) if isinstance(node, ast.Name) and ast.unparse(given) == node.id]
+    here = [node for node in every if node.lineno < call.lineno]
+    rotated = [one.targets for one in ast.walk(body) if isinstance(one, ast.Assign) and one.value is call]
+    names = {node.id for targets in rotated for target in targets for node in ast.walk(target) if hasattr(node, "id")}
+    if any(node.lineno > (call.end_lineno or 0) for node in every) and ast.unparse(given) not in names:
+        return ""  # what is not rotated is read later
     made = [one for one in body.body if isinstance(one, ast.Assign) and any(node in one.targets for node in here)]
     if not made or any(node.lineno > (made[-1].end_lineno or 0) for node in here):
         return ""

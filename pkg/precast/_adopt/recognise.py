@@ -157,7 +157,9 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
     own = f"{type(model).__module__}.{type(model).__qualname__}"
     try:
         digest = loss.fingerprint_of(type(model))
-        why, options = loss.without_logits(model) if isinstance(found.fate, Exact) else ("its loss stays", ())
+        why, options = (
+            loss.without_logits(model) if isinstance(found.fate, Exact) else (f"its loss stays: {found.fate}", ())
+        )
     except Unreadable as error:
         digest, why, options = "", str(error), ()
     if why:

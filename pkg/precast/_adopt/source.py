@@ -58,15 +58,6 @@ def fingerprint_of_functions(*functions: Any) -> str:
     return _digest(_text(function.__name__, function).plain for function in functions)
 
 
-def syntax(function: Any) -> ast.FunctionDef:
-    """The syntax of a function, which is not the caller's to change.
-
-    Raises:
-        Unreadable: as above.
-    """
-    return _syntax(function.__name__, function)
-
-
 def fingerprint_of_copies(*functions: Any) -> str:
     """The same for functions of one module, of which others may have copies.
 
@@ -192,7 +183,7 @@ def _code_with_attribute(function: Any, name: str) -> types.CodeType:
             owner = ast.Name(code.co_varnames[0], ast.Load())
             return ast.copy_location(ast.Attribute(owner, name, ast.Load()), node)
 
-    renamed = Renamed().visit(copy.deepcopy(_syntax(function.__name__, function)))
+    renamed = Renamed().visit(copy.deepcopy(syntax(function)))
     tree = ast.fix_missing_locations(ast.Module([renamed], []))
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
@@ -200,7 +191,7 @@ def _code_with_attribute(function: Any, name: str) -> types.CodeType:
 
 
 def _text(name: str, function: Any) -> _Text:
-    _syntax(name, function)
+    syntax(function, name)
     known, used = function.__globals__, _names_in(function, function.__code__)
     meanings = tuple((one, _meaning(one, known.get(one, getattr(builtins, one, None)))) for one in used)
     return _text_of(function, function.__code__, meanings)
@@ -218,8 +209,13 @@ def _text_of(function: Any, code: types.CodeType, meanings: tuple[tuple[str, str
     return _Text(ast.unparse(ast.fix_missing_locations(tree)), frozenset(own))
 
 
-def _syntax(name: str, function: Any) -> ast.FunctionDef:
-    """The function's syntax, which is not the caller's to change."""
+def syntax(function: Any, name: str = "forward") -> ast.FunctionDef:
+    """The function's syntax, which is not the caller's to change. Errors call what is no function by ``name``.
+
+    Raises:
+        Unreadable: as above.
+    """
+    name = getattr(function, "__name__", name)
     if not isinstance(function, types.FunctionType):
         raise Unreadable(f"{name} is a {type(function).__name__}, not a function")
     if hasattr(function, "__wrapped__") or function.__closure__:

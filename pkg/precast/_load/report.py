@@ -38,8 +38,15 @@ from precast.errors import KernelError, KernelUnavailable
 Json = dict[str, Any]
 
 # The answer for a kernel of another kind of machine.
-NOT_HERE: Json = {"verdict": "not-here", "cached": None, "pieces": [], "rejections": [], "notes": []}
-NOT_HERE |= {"error": None, "problem": None}
+NOT_HERE: Json = {
+    "verdict": "not-here",
+    "cached": None,
+    "pieces": [],
+    "rejections": [],
+    "notes": [],
+    "error": None,
+    "problem": None,
+}
 # What a person should know of plain torch in place of kernels.
 PLAIN = "plain torch stands in for what was passed over: slower, and with more memory"
 # The least space that a build takes, in bytes: the objects and the library of rms_norm are 316 kB.
