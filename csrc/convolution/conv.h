@@ -33,17 +33,6 @@ struct Cuts {
   int64_t sequences(const Call& call) const { return starts != nullptr ? starts->sizes()[0] - 1 : call.rows; }
 };
 
-inline bool is_integer(const Tensor& tensor) {
-  const int32_t code = tensor.dtype_code();
-  return code == aoti_torch_dtype_int32() || code == aoti_torch_dtype_int64();
-}
-
-inline void check_integers(const char* op, const Named& one, const Tensor& x) {
-  PRECAST_CHECK(is_integer(one.tensor), "%s: %s is %s; needed int32 or int64", op, one.name,
-                dtype_name(one.tensor.dtype_code()));
-  check_device(op, one, x);
-}
-
 // `flat`: x may have two dimensions, of sequences with one token each.
 inline Call check_call(const char* op, const Tensors& t, bool flat) {
   Call call = {};

@@ -65,13 +65,6 @@ inline bool read_shapes(const Tensors& t, Attention* call) {
          query[3] == (pieces ? key[2] * key[4] : key[3]);
 }
 
-inline void check_integers(const Named& one, const Tensor& query) {
-  const int32_t code = one.tensor.dtype_code();
-  PRECAST_CHECK(code == aoti_torch_dtype_int32() || code == aoti_torch_dtype_int64(),
-                "%s: %s is %s; needed int32 or int64", kOp, one.name, dtype_name(code));
-  check_device(kOp, one, query, "query");
-}
-
 // Checks a float32 vector on the device of query, with `count` elements, or with one if `or_one` is set.
 inline void check_numbers(const char* name, const Tensor* numbers, int64_t count, bool or_one, const Tensor& query) {
   if (numbers == nullptr) return;
@@ -121,8 +114,8 @@ __attribute__((noinline)) inline void check_caches(const Tensors& t, Attention* 
 __attribute__((noinline)) inline Attention check_call(const Tensors& t, double scale, int64_t window, double softcap) {
   Attention call = {};
   check_caches(t, &call);
-  check_integers({"block_tables", t.block_tables}, t.query);
-  check_integers({"lengths", t.lengths}, t.query);
+  check_integers(kOp, {"block_tables", t.block_tables}, t.query, "query");
+  check_integers(kOp, {"lengths", t.lengths}, t.query, "query");
   PRECAST_CHECK(t.block_tables.dim() == 2 && t.block_tables.sizes()[0] == call.sequences,
                 "%s: block_tables has shape %s; needed (%d, blocks of a sequence)", kOp, shape_of(t.block_tables).text,
                 call.sequences);

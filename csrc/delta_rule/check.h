@@ -21,13 +21,6 @@ struct Tensors {
 
 inline bool is_long(const Tensor& tensor) { return tensor.dtype_code() == aoti_torch_dtype_int64(); }
 
-inline void check_integers(const char* op, const Named& one, const Tensor& q) {
-  const int32_t code = one.tensor.dtype_code();
-  PRECAST_CHECK(code == aoti_torch_dtype_int32() || code == aoti_torch_dtype_int64(),
-                "%s: %s is %s; needed int32 or int64", op, one.name, dtype_name(code));
-  check_device(op, one, q, "q");
-}
-
 // Checks gates or factors of tokens: float32 or the dtype of q, one for each head, or `each` for one.
 inline void check_gates(const char* op, const char* name, const Tensor* gates, const Tensor& q, const Tensor& v,
                         int64_t each) {
@@ -67,20 +60,20 @@ inline void check_tokens(const char* op, const Tensors& t) {
 inline int64_t check_places(const char* op, const Tensors& t) {
   const int64_t batch = t.q.sizes()[0];
   if (t.starts != nullptr) {
-    check_integers(op, {"starts", *t.starts}, t.q);
+    check_integers(op, {"starts", *t.starts}, t.q, "q");
     PRECAST_CHECK(t.starts->dim() == 1 && t.starts->sizes()[0] >= (t.q.sizes()[1] > 0 ? 2 : 1) && batch == 1,
                   "%s: starts has shape %s and q %s; needed (sequences + 1,), and a batch of one", op,
                   shape_of(*t.starts).text, shape_of(t.q).text);
     return t.starts->sizes()[0] - 1;
   }
   if (t.indices == nullptr) return batch;
-  check_integers(op, {"indices", *t.indices}, t.q);
+  check_integers(op, {"indices", *t.indices}, t.q, "q");
   const int64_t dim = t.indices->dim(), *sizes = t.indices->sizes(), length = t.q.sizes()[1];
   PRECAST_CHECK((dim == 1 || (dim == 2 && sizes[1] == length)) && sizes[0] == batch && length >= 1,
                 "%s: indices has shape %s and q %s; needed (batch,) or (batch, length), and a token", op,
                 shape_of(*t.indices).text, shape_of(t.q).text);
   if (t.accepted == nullptr) return batch;
-  check_integers(op, {"accepted", *t.accepted}, t.q);
+  check_integers(op, {"accepted", *t.accepted}, t.q, "q");
   PRECAST_CHECK(dim == 2 && t.accepted->dim() == 1 && t.accepted->sizes()[0] == batch,
                 "%s: accepted has shape %s and indices %s; needed (batch,), and (batch, length)", op,
                 shape_of(*t.accepted).text, shape_of(*t.indices).text);

@@ -42,6 +42,14 @@ inline void check_kind(const char* op, const Named& other, const Tensor& x, cons
   check_device(op, other, x, called);
 }
 
+// Checks a tensor of indices, counts or places.
+inline void check_integers(const char* op, const Named& one, const Tensor& x, const char* called = "x") {
+  const int32_t code = one.tensor.dtype_code();
+  PRECAST_CHECK(code == aoti_torch_dtype_int32() || code == aoti_torch_dtype_int64(),
+                "%s: %s is %s; needed int32 or int64", op, one.name, dtype_name(code));
+  check_device(op, one, x, called);
+}
+
 // Checks dtype and shape of x. Further checks of x alone go between this call and the checks of the other tensors.
 inline Norm check_x(const char* op, const Tensor& x) {
   Norm norm;

@@ -90,10 +90,7 @@ inline const Tables& check_tables(const char* op, const Tables& tables, const He
     return tables;
   }
   const Tensor& positions = *tables.positions;
-  const int32_t kind = positions.dtype_code();
-  PRECAST_CHECK(kind == aoti_torch_dtype_int32() || kind == aoti_torch_dtype_int64(),
-                "%s: positions is %s; needed int32 or int64", op, dtype_name(kind));
-  check_device(op, {"positions", positions}, query.tensor, query.name);
+  check_integers(op, {"positions", positions}, query.tensor, query.name);
   PRECAST_CHECK(positions.dim() == 1 && positions.sizes()[0] == shape.tokens,
                 "%s: positions has shape %s and %s has %s; needed (%lld,), one for each token", op,
                 shape_of(positions).text, query.name, shape_of(query.tensor).text, printable(shape.tokens));

@@ -143,13 +143,10 @@ Tensor update_op(const Tensor& state, const Tensor& x, const Tensor& dt, const T
   if (d != nullptr) args.skip = numbers_of({"d", *d}, x, -1, call.heads);
   if (dt_bias != nullptr) args.dt_bias = numbers_of({"dt_bias", *dt_bias}, x, -1, call.heads);
   if (slots != nullptr) {
-    const int32_t code = slots->dtype_code();
-    PRECAST_CHECK(code == aoti_torch_dtype_int32() || code == aoti_torch_dtype_int64(),
-                  "%s: state_indices is %s; needed int32 or int64", kOp, dtype_name(code));
-    check_device(kOp, {"state_indices", *slots}, x);
+    check_integers(kOp, {"state_indices", *slots}, x);
     args.slots = static_cast<const char*>(slots->data());
     args.slot_stride = slots->dim() == 1 ? slots->strides()[0] : 0;
-    args.long_slots = code == aoti_torch_dtype_int64();
+    args.long_slots = slots->dtype_code() == aoti_torch_dtype_int64();
   }
   PRECAST_CHECK(
       slots != nullptr ? slots->dim() == 1 && slots->sizes()[0] == call.batch : state.sizes()[0] == call.batch,
