@@ -129,7 +129,7 @@ def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Rejection]
     try:
         info = prebuilt.load_build_info(path.parent)
     except KernelError as error:
-        return None, [Rejection("manifest", "one that can be read", f"found   {error.found}", where)]
+        return None, [Rejection("manifest", "one that can be read", str(error.found), where)]
     if info is None:
         raise AssertionError(f"{path} was there")
     return info, [*_files(path.parent, where, info), *(bad for refuses, bad in _known_bad(info) if refuses)]

@@ -68,6 +68,7 @@ class DeviceExtension(Places, Extension):
     _support_aot = True
     _support_jit = True
     # For a subclass that calls no __init__, as those of the older package.
+    _dotted: str = ""
     _sources: Sequence[str] = ()
     _folders: Sequence[str] = ()
     _flags: Sequence[str] = ()
@@ -92,7 +93,7 @@ class DeviceExtension(Places, Extension):
         package, _, last = name.rpartition(".")
         super().__init__(last, support_aot=True, support_jit=True, priority=priority)
         if package:
-            self.prebuilt_module_path, self.prebuilt_import_path = package, name
+            self._dotted, self.prebuilt_module_path, self.prebuilt_import_path = name, package, name
         every = [sources] if isinstance(sources, str) else sources
         self._sources, self._folders, self._flags = tuple(every), tuple(include_dirs), tuple(flags)
         self._defines, self._instances, self._ops = defines or {}, instances or {}, ops or {}
@@ -144,7 +145,7 @@ class DeviceExtension(Places, Extension):
 
     def aot_name(self) -> str:
         """The dotted name that was given, else that of the older classes."""
-        return self.prebuilt_import_path if "prebuilt_import_path" in vars(self) else super().aot_name()
+        return self._dotted or super().aot_name()
 
     def build_aot(self) -> SetuptoolsExtension:
         """The same as a setuptools extension, for ``ext_modules``: nothing is compiled before ``build_ext``."""

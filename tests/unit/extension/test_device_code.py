@@ -23,8 +23,8 @@ from precast.core.capability import GpuTarget
 from precast.core.host import Builders, Nvrtc
 from precast.core.manifest import BuildInfo, BuildMode
 from precast.core.version import CudaVersion, Label
-from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
-from precast.extension import headers
+from precast.errors import BuildFailed, JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
+from precast.extension import DeviceExtension, headers
 from tests.kit import hosts as ex
 
 Find = Callable[[str], Nvrtc]
@@ -242,3 +242,12 @@ def test_cub_of_pypi_compiles(
     (built,) = programs.build(said, [GpuTarget.parse("sm_90")], nvrtc, probe.read_settings(), "a test")
     entry = built.image.entries["sum"]
     assert entry.parameters == ("u64", "u64", "u32") and entry.usage is not None and entry.usage.stack_bytes == 0
+
+
+def test_a_class_of_a_script_has_no_place_in_a_wheel_also_after_its_path_was_asked_for() -> None:
+    made = type("Scale", (DeviceExtension,), {"__module__": "a_script"})("scale")
+    assert made.prebuilt_import_path == "a_script._C.scale"
+    with pytest.raises(KernelError, match="class Scale in a_script, which is not in a package"):
+        made.build_aot()
+    named = DeviceExtension("my_ops.cuda", "scale.cu", targets=["sm_90"])
+    assert named.name == "cuda" and named.prebuilt_import_path == named.build_aot().name == "my_ops.cuda"
