@@ -6,7 +6,7 @@
 //   threads    the most threads of a block
 //   resident   how many threads a multiprocessor should hold
 //   registers  the most registers of a thread, so that as many threads are resident as the bandwidth needs.
-//              BY_MAJOR(80, 10, 128) is 80, but 128 on compute capability 10. Only
+//              BY_MAJOR(80, 10, 128) is 80, but 128 from compute capability 10 on. Only
 //              tests/unit/csrc/test_device_compiles.py reads this column; it refuses an image that takes more
 //   shared     the most bytes of dynamic shared memory at a launch (Entry)
 //   function   the __device__ function that does the work

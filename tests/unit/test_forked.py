@@ -111,7 +111,8 @@ def test_a_child_finds_nothing_of_another_and_is_like_a_process_of_its_own(name:
     assert after == before == own
 
 
-def test_what_a_child_is_given_is_its_own(tmp_path: Path) -> None:
+def test_what_a_child_is_given_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_servers", {})  # others may have begun as many as there may be
     code = (
         "import json, os, sys, tempfile, torch; from torch._inductor.runtime.cache_dir_utils import cache_dir; "
         "from precast._abi.settings import Settings; from precast._builder.roots import default_root; "
@@ -127,6 +128,8 @@ def test_what_a_child_is_given_is_its_own(tmp_path: Path) -> None:
         places = [str(place), str(place / "inductor"), str(place / "cache")]
         assert json.loads(done.stdout) == [places, str(place), [name], more.get("PRECAST_ONE"), "__main__"], done.stderr
     assert done.args == code, "it was forked"
+    for server in filter(None, forked._servers.values()):
+        server.close()
 
 
 def test_random_numbers_differ_from_child_to_child(tmp_path: Path) -> None:

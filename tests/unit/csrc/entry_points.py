@@ -18,7 +18,7 @@ ROW = re.compile(r"KERNEL\((\w+), \w+, \w+, \w+, (?:(\d+)|BY_MAJOR\((\d+), (\d+)
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A kernel, and the registers that a thread of it may take: ``registers``, or ``on_major`` where that is given."""
+    """A kernel, and the registers that a thread of it may take: ``registers``, or from a major on what ``on_major`` says."""
 
     name: str
     registers: int
@@ -26,7 +26,7 @@ class EntryPoint:
 
     def budget(self, major: int) -> int:
         """The most registers of a thread on GPUs of a major compute capability."""
-        return self.on_major[1] if self.on_major is not None and self.on_major[0] == major else self.registers
+        return self.on_major[1] if self.on_major is not None and major >= self.on_major[0] else self.registers
 
 
 def list_name(family: Family) -> str:
