@@ -96,3 +96,25 @@ def test_functions_that_layers_call() -> None:
     with use_kernel_mapping(mapping, inherit_mapping=False):
         kernelize(layer, mode=Mode.TRAINING, device="cpu")
     assert torch.equal(layer(x, weight), precast.ops.causal_conv1d(x, weight, activation="silu"))
+
+
+def test_functions_of_fla() -> None:
+    from kernels import Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping, use_kernelized_func
+
+    @use_kernel_forward_from_hub("chunk_gated_delta_rule")
+    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, chunk_size: int = 64, **kwargs: Any) -> Any:
+        raise AssertionError("the function in plain torch")
+
+    @use_kernelized_func(rule)
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+            return rule(q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+
+    layer, (q, k, v) = Layer(), torch.randn(3, 1, 9, 2, 16)
+    g, beta = -torch.rand(1, 9, 2), torch.rand(1, 9, 2)
+    mapping: Any = precast.kernel_mapping(layer, functions=True)
+    with use_kernel_mapping(mapping, inherit_mapping=False):
+        kernelize(layer, mode=Mode.TRAINING, device="cpu")
+    out, state = layer(q, k, v, g, beta)
+    right, last = precast.ops.gated_delta_rule(q, k, v, g, beta, l2_norm=True)
+    assert torch.equal(out, right) and torch.equal(state, last)

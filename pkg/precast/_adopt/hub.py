@@ -43,6 +43,10 @@ class Layer:
 FUNCTIONS = {
     "causal_conv1d_fn": "causal_conv1d",
     "causal_conv1d_update": "causal_conv1d",
+    "chunk_gated_delta_rule": "fla",
+    "chunk_kda": "fla",
+    "fused_recurrent_gated_delta_rule": "fla",
+    "fused_recurrent_kda": "fla",
     "selective_state_update": "mamba_ssm",
 }
 
@@ -75,8 +79,9 @@ def kernel_mapping(model: Module, *, functions: bool = False) -> dict[str, dict[
 
     Args:
         model: the model to kernelize, with its weights, on a CPU or an NVIDIA GPU.
-        functions: also replace the functions of ``causal-conv1d`` and ``mamba-ssm`` that layers call. They compute what
-            these packages do, in float32 and rounded once, and not what torch's ops in their place round on the way.
+        functions: also replace the functions of ``causal-conv1d``, ``fla`` and ``mamba-ssm`` that layers call. They
+            compute what these packages do, in float32 and rounded once, and not what torch's ops in their place round
+            on the way.
 
     Returns:
         For each layer name, the layer by type of device. It is valid for this model.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import forwards, instances, loss, rotation
+from precast._adopt import forwards, functions, instances, loss, rotation
 from precast._adopt.probe import Probe, decide, probe
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.seen import state_of
@@ -102,6 +102,8 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
                 yield from _without_logits(found, device)
         elif any(_ROTARY.match(word) for word in _globals_used(cls)):
             yield _rotation(name, module, device, id(module) in context.gathered, proofs)
+        elif names := functions.called(cls):
+            yield _functions(name, module, names, device, id(module) in context.gathered, proofs)
         return
     digest = methods[rule.method][0]
     here = next((p.device.type for p in module.parameters()), device)
@@ -135,6 +137,29 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
         else:
             proofs[key] = Exact(lambda one: rotation.bind(one, norms, casting, here), note, None, here)
     return Found(name, module, "rotary", digest, proofs[key], sources=rotation.sources(module, norms))
+
+
+def _functions(
+    name: str,
+    module: Module,
+    names: tuple[functions.Called, ...],
+    device: str,
+    gathered: bool,
+    proofs: dict[object, Exact | str],
+) -> Found:
+    here = next((p.device.type for p in module.parameters()), device)
+    digest = loss.fingerprint_of(type(module))
+    reason = _refusal(module, "forward", here, gathered, own_weights=False)
+    if reason:
+        return Found(name, module, "functions", digest, reason)
+    key = (here, functions.key(module, names))
+    if key not in proofs:
+        try:
+            proved, note = functions.prove(module, names, here)
+        except KernelError as error:
+            proved, note = (), f"no kernel here: {str(error).splitlines()[0]}"
+        proofs[key] = Exact(lambda one: functions.bind(one, proved, here), note, None, here) if proved else note
+    return Found(name, module, "functions", digest, proofs[key], sources=functions.sources(module, names))
 
 
 def _loss(name: str, model: Any, device: str) -> Found:
@@ -206,8 +231,8 @@ def _read(cls: type[Module], method: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def _refusal(module: Module, method: str, device: str, gathered: bool) -> str:
-    """Why a module of a known method must stay as it is, or nothing."""
+def _refusal(module: Module, method: str, device: str, gathered: bool, *, own_weights: bool = True) -> str:
+    """Why a module of a known method must stay as it is, or nothing; ``own_weights``: a replacement reads them."""
     replaced = module.__dict__.get(method)
     if replaced is not None:
         mine = instances.is_ours(replaced)
@@ -223,7 +248,7 @@ def _refusal(module: Module, method: str, device: str, gathered: bool) -> str:
         return f"{package} {version} is not known; needed {low} or newer, and below {high}"
     if device not in DEVICES:
         return f"it is on {device}; needed {' or '.join(DEVICES)}"
-    if instances.computes_weights(module):
+    if own_weights and instances.computes_weights(module):
         return "its weight or bias is computed for each call (a parametrization, pruning)"
     if is_sharded(module) and not gathered:
         return "its parameters are DTensors of no FSDP unit (tensor or sequence parallelism)"

@@ -94,7 +94,9 @@ def fingerprint_of_name(name: str) -> str:
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
     if value is None:
         raise Unreadable(f"there is no {name}")
-    return fingerprint(holder, parts[-1]) if isinstance(holder, type) else fingerprint_of_functions(value)
+    if isinstance(holder, type):
+        return fingerprint(holder, parts[-1])
+    return fingerprint_of_functions(inspect.unwrap(value))
 
 
 def _is_module(name: str) -> bool:
@@ -140,8 +142,8 @@ def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def with_attribute(function: Any, name: str) -> Any:
-    """A copy of a method in which a global ``name`` is an attribute of its first argument.
+def with_attribute(function: Any, *names: str) -> Any:
+    """A copy of a method in which global ``names`` are attributes of its first argument.
 
     All other globals are the same, and copies of its decorators stay around it.
 
@@ -151,10 +153,10 @@ def with_attribute(function: Any, name: str) -> Any:
     inner = getattr(function, "__wrapped__", None)
     code, cells = function.__code__, None
     if inner is None:
-        code = _code_with_attribute(function, name)
+        code = _code_with_attribute(function, names)
     else:
         cells = tuple(
-            types.CellType(with_attribute(inner, name)) if cell.cell_contents is inner else cell
+            types.CellType(with_attribute(inner, *names)) if cell.cell_contents is inner else cell
             for cell in function.__closure__ or ()
         )
         if cells == (function.__closure__ or ()):
@@ -173,15 +175,15 @@ def codes(function: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _code_with_attribute(function: Any, name: str) -> types.CodeType:
+def _code_with_attribute(function: Any, names: tuple[str, ...]) -> types.CodeType:
     code = function.__code__
 
     class Renamed(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
-            if node.id != name:
+            if node.id not in names:
                 return node
             owner = ast.Name(code.co_varnames[0], ast.Load())
-            return ast.copy_location(ast.Attribute(owner, name, ast.Load()), node)
+            return ast.copy_location(ast.Attribute(owner, node.id, ast.Load()), node)
 
     renamed = Renamed().visit(copy.deepcopy(syntax(function)))
     tree = ast.fix_missing_locations(ast.Module([renamed], []))
