@@ -227,8 +227,8 @@ def test_the_peer_of_the_cold_build_borrows_kernels_that_are_there(tmp_path: Pat
 def test_the_table_of_whole_models_has_a_row_for_each_way() -> None:
     from benchmarks.adopt import Result, table
 
-    row = Result("untouched", 12345.6, 20.04, (11.8, 11.25), 800.0, 4.0, 0.5, "")
-    assert table([row]).splitlines()[2] == "| untouched | 12,346 | 20.0 | 800 | 4.0 | 0.5 | 11.2500 |"
+    row = Result("untouched", 12345.6, 20.04, 54321.0, (11.8, 11.25), 800.0, 4.0, 0.5, "")
+    assert table([row]).splitlines()[2] == "| untouched | 12,346 | 20.0 | 54,321 | 800 | 4.0 | 0.5 | 11.2500 |"
 
 
 @pytest.mark.torch
