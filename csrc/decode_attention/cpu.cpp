@@ -20,18 +20,25 @@ constexpr int64_t kKeys = kLanes;  // loaded together
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 PRECAST_INLINE int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
-// Converts `count` elements to floats; `numbers` is the table of an 8-bit type. Called through a pointer, because a
-// copy of the code below for each type would add a tenth of a megabyte to every wheel.
-using Bring = void (*)(const char* from, int64_t count, const float* numbers, float* to);
+// Converts `count` elements of each of some rows, which are `step` bytes apart, to floats in rows of `room`; `numbers`
+// is the table of an 8-bit type. Called through a pointer, because a copy of the code below for each type would add a
+// tenth of a megabyte to every wheel.
+using Bring = void (*)(const char* from, int64_t step, int64_t rows, int64_t count, const float* numbers, float* to,
+                       int64_t room);
 
 template <class C>
-void bring_as(const char* from, int64_t count, const float*, float* to) {
-  const C* at = reinterpret_cast<const C*>(from);
-  for (int64_t i = 0; i < count; i += kLanes) store_upto(to + i, load_upto(at + i, count - i), count - i);
+void bring_as(const char* from, int64_t step, int64_t rows, int64_t count, const float*, float* to, int64_t room) {
+  for (; rows > 0; --rows, from += step, to += room) {
+    const C* at = reinterpret_cast<const C*>(from);
+    for (int64_t i = 0; i < count; i += kLanes) store_upto(to + i, load_upto(at + i, count - i), count - i);
+  }
 }
 
-void bring_narrow(const char* from, int64_t count, const float* numbers, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = numbers[static_cast<uint8_t>(from[i])];
+void bring_narrow(const char* from, int64_t step, int64_t rows, int64_t count, const float* numbers, float* to,
+                  int64_t room) {
+  for (; rows > 0; --rows, from += step, to += room) {
+    for (int64_t i = 0; i < count; ++i) to[i] = numbers[static_cast<uint8_t>(from[i])];
+  }
 }
 
 Bring bring_for(int type) {
@@ -165,12 +172,14 @@ struct Cache {
   const char* data;
   int64_t block, position, head, width, piece, piece_width;
   Bring bring;
-  bool in_place;  // whole rows of float32
+  int64_t row_bytes;  // of a row that is in one piece, else 0
+  bool in_place;      // whole rows of float32
 };
 
 Cache cache_of(const Attention& a, bool of_keys) {
   const Bring bring = bring_for(a.cache_dtype);
   const bool wide = a.cache_dtype == kCacheFloat32;
+  const int64_t size = wide ? 4 : a.cache_dtype == kCacheE4M3 || a.cache_dtype == kCacheE5M2 ? 1 : 2;
   if (of_keys) {
     return {a.keys,
             a.key_block,
@@ -180,6 +189,7 @@ Cache cache_of(const Attention& a, bool of_keys) {
             a.key_piece,
             a.key_piece_width,
             bring,
+            a.key_piece_width == a.key_width ? a.key_width * size : 0,
             wide && a.key_piece_width == a.key_width};
   }
   return {a.values,
@@ -190,6 +200,7 @@ Cache cache_of(const Attention& a, bool of_keys) {
           a.value_piece,
           a.value_piece_width,
           bring,
+          a.value_piece_width == a.value_width ? a.value_width * size : 0,
           wide && a.value_piece_width == a.value_width};
 }
 
@@ -207,11 +218,11 @@ PRECAST_INLINE const char* row_at(const Work& work, const Cache& cache, const Ti
 // Asks for the rows from `first` on: neighbours of a head are too far apart for the processor to see them coming. It
 // does not matter if rows beyond a block are not there.
 PRECAST_INLINE void ask_for(const Work& work, const Cache& cache, const Tile& tile, int64_t first) {
-  if (!cache.in_place || first >= tile.end) return;
+  if (first >= tile.end) return;
   const int64_t block = first / work.call.block_size;
   const char* row = row_at(work, cache, tile, block, first - block * work.call.block_size);
   for (int64_t k = 0; k < kKeys; ++k, row += cache.position) {
-    for (int64_t i = 0; i < cache.width * 4; i += 64) __builtin_prefetch(row + i, 0, 2);
+    for (int64_t i = 0; i < cache.row_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
   }
 }
 
@@ -222,14 +233,14 @@ void find(const Work& work, const Cache& cache, const Tile& tile, int64_t first,
   int64_t block = first / size, row = first - block * size;
   for (int64_t k = 0; k < count; ++block, row = 0) {
     const char* at = row_at(work, cache, tile, block, row);
-    for (; row < size && k < count; ++row, ++k, at += cache.position) {
-      float* room = found->room + k * cache.width;
-      found->at[k] = cache.in_place ? reinterpret_cast<const float*>(at) : room;
-      if (cache.in_place) continue;
-      const char* piece = at;
-      for (int64_t i = 0; i < cache.width; i += cache.piece_width, piece += cache.piece) {
-        cache.bring(piece, cache.piece_width, work.narrow, room + i);
-      }
+    const int64_t rows = smaller(size - row, count - k);
+    float* room = found->room + k * cache.width;
+    for (int64_t n = 0; n < rows; ++n, ++k) {
+      found->at[k] = cache.in_place ? reinterpret_cast<const float*>(at + n * cache.position) : room + n * cache.width;
+    }
+    if (cache.in_place) continue;
+    for (int64_t i = 0; i < cache.width; i += cache.piece_width, at += cache.piece) {
+      cache.bring(at, cache.position, rows, cache.piece_width, work.narrow, room + i, cache.width);
     }
   }
   for (int64_t k = count; k < kKeys; ++k) found->at[k] = found->at[count - 1];
@@ -313,7 +324,7 @@ void bring_queries(const Work& work, Tile& tile) {
   for (int64_t row = 0; row < tile.rows; ++row) {
     const char* at = a.query + tile.sequence * a.query_sequence + (tile.first + row) / group_of(a) * a.query_token +
                      head_of(a, tile, row) * a.query_head;
-    bring(at, a.key_width, nullptr, tile.query[row]);
+    bring(at, 0, 1, a.key_width, nullptr, tile.query[row], 0);
   }
 }
 
