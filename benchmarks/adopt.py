@@ -29,14 +29,24 @@ _BOTH = {"hidden_size": 2048, "num_key_value_heads": 8, "tie_word_embeddings": T
 _LLAMA = {"vocab_size": 128256, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
 _QWEN3 = {"vocab_size": 151936, "intermediate_size": 6144, "num_hidden_layers": 28, "head_dim": 128}
 # Layers of Qwen3.5 0.8B, Kimi Linear 48B and Nemotron-H 4B, of which the last two have fewer and fewer experts.
-_QWEN3_5: dict[str, Any] = {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24}
+_QWEN3_5: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+}
 _QWEN3_5 |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_value_heads": 16}
 _KIMI: dict[str, Any] = {"vocab_size": 65536, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 8}
 _KIMI |= {"moe_intermediate_size": 1024, "num_experts": 8, "num_experts_per_token": 2, "kv_lora_rank": 512}
 _KIMI |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LINEAR: dict[str, Any] = {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}
 _LINEAR |= {"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8]}
-_NEMOTRON: dict[str, Any] = {"vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 12288, "num_attention_heads": 32}
+_NEMOTRON: dict[str, Any] = {
+    "vocab_size": 131072,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+}
 _NEMOTRON |= {"layers_block_type": ["mamba", "mlp"] * 5 + ["attention", "mlp"], "mamba_num_heads": 96}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", _QWEN3_5),
@@ -45,7 +55,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_BOTH, **_LLAMA, "num_attention_heads": 32}),
     "qwen3": ("Qwen3", {**_BOTH, **_QWEN3, "num_attention_heads": 16}),
 }
-TINY: dict[str, Any] = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+TINY: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+}
 TINY_OF: dict[str, dict[str, Any]] = {
     "qwen3_5": {"layer_types": ["linear_attention", "full_attention"]},
     "kimi_linear": {"linear_attn_config": {**_LINEAR, "num_heads": 2, "kda_layers": [1], "full_attn_layers": [2]}},

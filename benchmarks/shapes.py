@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import child, graphs, host_turns, liger, quack, shapes_cases
+from benchmarks.families import FAMILIES
 from benchmarks.graphs import COLD, STEADY, Samples
 from benchmarks.other_site import BESIDE, OtherSite
 from benchmarks.report import host_facts
@@ -68,7 +69,8 @@ def check(name: str, case: Case, result: Sequence[Any], reference: Sequence[Any]
     import torch
 
     for one, other in zip(result, reference, strict=True):
-        assert one.dtype == getattr(torch, case.dtype), f"{case.text}, {name}: {one.dtype}"
+        kinds = {getattr(torch, case.dtype)} | ({torch.float32} if case.op in FAMILIES else set())  # weights, losses
+        assert one.dtype in kinds, f"{case.text}, {name}: {one.dtype}"
         atol = 2e-2 * float(other.abs().max())
         torch.testing.assert_close(
             one.float(), other, rtol=2e-2, atol=atol, msg=lambda text: f"{case.text}, {name}: {text}"
@@ -216,6 +218,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="of random cases")
     parser.add_argument("--device", choices=tuple(RANDOM), default="cuda", help="where the ops run")
     parser.add_argument("--random", type=int, metavar="COUNT", help="how many random cases")
+    parser.add_argument(
+        "--family", action="append", choices=(*FAMILIES, "all"), help="random cases of it, and no others"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose text has this")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many seconds")
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out")
@@ -230,6 +235,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.beside is not None and options.device != "cpu":
         parser.error("--beside needed --device cpu")
     options.numbers = (int(part), int(parts))
+    options.family = list(FAMILIES) if "all" in (options.family or ()) else options.family or []
     options.random = RANDOM[options.device] if options.random is None else options.random
     return options
 
@@ -242,7 +248,9 @@ def main() -> int:
         print("\n".join(table([result for results in kept for result in results["cases"]])))
         return 0
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the processes are the threads
-    cases = [*shapes_cases.listed(options.device), *shapes_cases.drawn(options.seed, options.random, options.device)]
+    cases = shapes_cases.drawn(options.seed, options.random, options.device, options.family)
+    if not options.family:
+        cases = [*shapes_cases.listed(options.device), *cases]
     cases = shapes_cases.part_of([case for case in cases if options.only in case.text], *options.numbers)
     if options.compile_only is not None:
         child.use_installation(options.site)
@@ -257,6 +265,7 @@ def main() -> int:
         print(f"{len(cases)} cases; --seed {options.seed}; {results['facts']}", flush=True)
         if not options.without_compile:
             same = ["--site", str(site), "--part", options.part, "--seed", str(options.seed), "--only", options.only]
+            same += [word for family in options.family for word in ("--family", family)]
             compile_ahead([*same, "--random", str(options.random), "--device", options.device])
             print(f"compiled ahead after {time.monotonic() - begin:.0f} s", flush=True)
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,13 @@ import functools
 import math
 import random
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import activations, liger, quack, softmax
+from benchmarks.families import FAMILIES
 from benchmarks.norm import compiled_for_one_shape
 
 if sys.version_info >= (3, 11):
@@ -32,7 +33,7 @@ EPS = 1e-6
 MOST_ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 22}  # of a random case
 MOST_ROWS = {"cuda": 18, "cpu": 14}  # as powers of two
 GATED = ("silu_and_mul", "gelu_tanh_and_mul")
-RANDOM_OPS = ("rms_norm", "fused_add_rms_norm", "layer_norm", "scaled_softmax", *GATED)
+ROW_OPS = ("rms_norm", "fused_add_rms_norm", "layer_norm", "scaled_softmax", *GATED)
 RANDOM_DTYPES = {
     "cuda": ("bfloat16",) * 6 + ("float16", "float32"),
     "cpu": ("float32",) * 4 + ("bfloat16",) * 3 + ("float16",),
@@ -66,17 +67,33 @@ def listed(device: str) -> list[Case]:
     ]
 
 
-def drawn(seed: int, count: int, device: str) -> list[Case]:
-    """Random cases: rows and widths are as likely to be small as large, and a third of the widths is any number."""
+def drawn(seed: int, count: int, device: str, families: Sequence[str] = ()) -> list[Case]:
+    """Random cases of the row ops, or as many of each family. Those of a seed are the first of a larger count.
+
+    Rows and widths are as likely to be small as large, and a third of the widths is any number.
+    """
+    if families:
+        return [
+            case for family in families for case in _of_family(family, random.Random(f"{seed} {family}"), count, device)
+        ]
     numbers = random.Random(seed)
     cases = []
     for _ in range(count):
-        op, way = numbers.choice(RANDOM_OPS), numbers.choice((FORWARD, TRAINING))
+        op, way = numbers.choice(ROW_OPS), numbers.choice((FORWARD, TRAINING))
         vectors = numbers.random() < 2 / 3
         width = 8 * round(2 ** numbers.uniform(2, 14)) if vectors else round(2 ** numbers.uniform(5, 14))
         rows = max(1, min(round(2 ** numbers.uniform(0, MOST_ROWS[device])), MOST_ELEMENTS[device] // width))
         cases.append(Case(op, way, (rows, width), numbers.choice(RANDOM_DTYPES[device]), "random"))
     return cases
+
+
+def _of_family(op: str, numbers: random.Random, count: int, device: str) -> Iterator[Case]:
+    family = FAMILIES[op]
+    for _ in range(count):
+        way = numbers.choice((FORWARD, TRAINING)) if family.learns else FORWARD
+        yield Case(
+            op, way, family.draw(numbers, MOST_ELEMENTS[device]), numbers.choice(RANDOM_DTYPES[device]), "random"
+        )
 
 
 def part_of(cases: list[Case], part: int, parts: int) -> list[Case]:
@@ -94,6 +111,8 @@ def functions(case: Case, device: str) -> tuple[dict[str, Function], dict[str, s
             absent[peer.NAME] = "no peer: it runs on GPUs"
             continue
         function = peer.functions().get(case.op) if peer.installed() else None
+        if case.op == "linear_cross_entropy" and peer is liger and peer.installed():
+            (function,) = liger.loss(case.op).values()
         if function is None:
             absent[peer.NAME] = peer.NO_SUCH_OP if peer.installed() else peer.ABSENT
         elif peer is quack and case.op == "layer_norm" and case.way == TRAINING:
@@ -112,6 +131,8 @@ def _ours_and_theirs(case: Case, device: str) -> tuple[Function, Function]:
     import precast
 
     op, width = case.op, case.shape[-1]
+    if op in FAMILIES:
+        return FAMILIES[op].functions(case.shape)
     if op in ("scaled_masked_softmax", "scaled_upper_triang_masked_softmax"):
         batch, _, queries, keys = case.shape
         mask = torch.rand(batch, 1, queries, keys, device=device) < 0.3
@@ -151,11 +172,15 @@ def compiled(function: Function) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """What calls read: the tensors of each set, the gradients of its results, and weights, which all sets share."""
+    """What calls read: the tensors of each set, the gradients of its results, and what all sets share.
+
+    That is weights, which have gradients too, and what is fixed.
+    """
 
     inputs: list[list[torch.Tensor]]
     gradients: list[list[torch.Tensor]]
     weights: list[torch.Tensor]
+    fixed: list[torch.Tensor] = field(default_factory=list)
 
 
 def call_bytes(case: Case) -> int:
@@ -163,6 +188,8 @@ def call_bytes(case: Case) -> int:
     import torch
 
     size: int = getattr(torch, case.dtype).itemsize
+    if case.op in FAMILIES:
+        return FAMILIES[case.op].moved(case.shape) * size * (1 if case.way == FORWARD else 2)
     streams = 2 * _inputs(case.op) + (case.op in GATED)
     return math.prod(case.shape) * size * streams * (1 if case.way == FORWARD else 2)
 
@@ -175,6 +202,8 @@ def buffers(case: Case, sets: int, device: str) -> Buffers:
     """Random numbers for each set."""
     import torch
 
+    if case.op in FAMILIES:
+        return _of_sets(case, sets, device)
     gated, training = case.op in GATED, case.way == TRAINING
     dtype = getattr(torch, case.dtype)
     shape = (*case.shape[:-1], 2 * case.shape[-1]) if gated else case.shape
@@ -187,12 +216,29 @@ def buffers(case: Case, sets: int, device: str) -> Buffers:
     return Buffers(inputs, gradients, weights)
 
 
+def _of_sets(case: Case, sets: int, device: str) -> Buffers:
+    """The same for a family, whose gradients have the shapes of its results."""
+    import torch
+
+    family, dtype = FAMILIES[case.op], getattr(torch, case.dtype)
+    make = functools.partial(torch.randn, device=device, dtype=dtype)
+    inputs = [family.inputs(case.shape, make) for _ in range(sets)]
+    weights, fixed = family.weights(case.shape, make), family.fixed(case.shape, make)
+    gradients: list[list[torch.Tensor]] = [[] for _ in range(sets)]
+    if case.way == TRAINING:
+        found = family.functions(case.shape)[1](*inputs[0], *weights, *fixed)
+        results = found if isinstance(found, tuple) else (found,)
+        gradients = [[torch.randn_like(one) for one in results] for _ in range(sets)]
+    return Buffers(inputs, gradients, weights, fixed)
+
+
 def in_float32(given: Buffers) -> Buffers:
     """The first set, for results to compare with."""
-    inputs, gradients, weights = (
-        [tensor.float() for tensor in tensors] for tensors in (given.inputs[0], given.gradients[0], given.weights)
+    inputs, gradients, weights, fixed = (
+        [tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors]
+        for tensors in (given.inputs[0], given.gradients[0], given.weights, given.fixed)
     )
-    return Buffers([inputs], [gradients], weights)
+    return Buffers([inputs], [gradients], weights, fixed)
 
 
 def call_of(function: Function, given: Buffers, index: int) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -207,7 +253,7 @@ def call_of(function: Function, given: Buffers, index: int) -> Callable[[], tupl
 
     def run() -> tuple[torch.Tensor, ...]:
         leaves = [tensor.detach().requires_grad_(bool(gradients)) for tensor in tensors]
-        result = function(*leaves)
+        result = function(*leaves, *given.fixed)
         results = result if isinstance(result, tuple) else (result,)
         found = torch.autograd.grad(results, leaves, gradients) if gradients else ()
         return tuple(tensor.detach() for tensor in (*results, *found))

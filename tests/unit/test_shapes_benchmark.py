@@ -107,7 +107,7 @@ def test_random_cases_follow_their_seed_and_differ_with_it() -> None:
     cases = module("shapes_cases")
     first, again, other = (cases.drawn(seed, 200, "cuda") for seed in (1, 1, 2))
     assert first == again and first != other
-    assert {case.op for case in first} == set(cases.RANDOM_OPS)
+    assert {case.op for case in first} == set(cases.ROW_OPS)
     assert {case.dtype for case in first} == {"bfloat16", "float16", "float32"}
     assert any(case.shape[1] % 8 for case in first) and any(case.shape[1] % 8 == 0 for case in first)
     assert all(1 <= case.shape[0] * case.shape[1] <= cases.MOST_ELEMENTS["cuda"] for case in first)
@@ -244,3 +244,54 @@ def test_a_peer_that_fails_is_named_and_a_case_that_falls_short_is_measured_thre
     real["precast"] = refuses
     with pytest.raises(AssertionError, match="rows of 16"):
         shapes.measured(case, in_turns, 2, "cuda", compiled=False)
+
+
+FAMILIES = {  # by name, a small shape; the names of the program are compared with it
+    "bias_act": (2, 3, 7, 9),
+    "upfirdn2d": (2, 3, 7, 9),
+    "upfirdn2d_up": (2, 3, 7, 9),
+    "upfirdn2d_down": (2, 3, 7, 9),
+    "moe_permute": (5, 32, 2, 8),
+    "moe_unpermute": (5, 32, 2, 8),
+    "rotary_embedding": (5, 4, 2, 18),
+    "rms_norm_rotary_embedding": (5, 4, 2, 16),
+    "paged_decode_attention": (3, 21, 4, 2, 64),
+    "cross_entropy": (5, 50),
+    "linear_cross_entropy": (5, 32, 50),
+    "causal_conv1d": (2, 16, 9),
+}
+
+
+def test_random_cases_of_families_follow_their_seed() -> None:
+    cases = module("shapes_cases")
+    first, again, other = (cases.drawn(seed, 30, "cuda", list(FAMILIES)) for seed in (1, 1, 2))
+    assert first == again and first != other and len(first) == 30 * len(FAMILIES)
+    assert cases.drawn(1, 30, "cuda", ["cross_entropy"]) == [one for one in first if one.op == "cross_entropy"]
+    assert all(len(one.shape) == len(FAMILIES[one.op]) and min(one.shape) > 0 for one in first)
+    assert {one.way for one in first if one.op == "paged_decode_attention"} == {"forward"}
+    assert any(one.shape[3] % 2 for one in first if one.op == "bias_act"), "images of odd size"
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("op", "way"),
+    [
+        (op, way)
+        for op in FAMILIES
+        for way in ("forward", "training")
+        if (op, way) != ("paged_decode_attention", "training")
+    ],
+)
+def test_everybody_of_a_family_computes_the_same(op: str, way: str) -> None:
+    cases, shapes = module("shapes_cases"), module("shapes")
+    assert [*cases.FAMILIES] == [*FAMILIES]
+    case = cases.Case(op, way, FAMILIES[op], "bfloat16", "a small one")
+    given = cases.buffers(case, 2, "cpu")
+    functions, _ = cases.functions(case, "cpu")
+    reference = cases.call_of(functions["torch eager"], cases.in_float32(given), 0)()
+    ours = cases.call_of(functions["precast"], given, 0)()
+    shapes.check("precast", case, ours, reference)
+    leaves = len(given.inputs[0]) + len(given.weights)
+    assert len(ours) == len(reference) >= (1 + leaves if way == "training" else 1)
+    assert cases.call_bytes(case) > 0
