@@ -17,11 +17,12 @@ from precast._builder.matrix import LabelSpec, Matrix, TorchRelease
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
 from precast.core.version import CudaVersion
 from precast.errors import KernelError
-from tools.shared import gpu_checks, matrix_picture, parity, selector, served, speed
+from tools.shared import evidence, gpu_checks, matrix_picture, parity, plan_summary, selector, served, speed
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = "<!-- parity -->\n"
+FLEET_MARK = "<!-- fleet -->"
 
 
 def main(arguments: list[str]) -> int:
@@ -51,11 +52,41 @@ def written(root: Path) -> Mapping[str, str]:
 
 
 def readme(known: Matrix, text: str) -> str:
-    """The table of labels, for choosing one, the rule for it, and the sentence on speed."""
+    """The table of labels, the rules for choosing one, and the sentences on sizes, on speed and on what has run."""
     rows = [(f"`{spec.name}`", _serves(known, spec), _gpus(spec)) for spec in known.labels if spec.label.text]
     text = _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
     text = _with_words(text, r"(?<=<!-- speed -->\n).*", speed.sentence(speed.read(ROOT / speed.FILE)))
+    text = _with_words(text, r"(?<=<!-- state -->\n).*", state(known))
+    text = _with_words(text, r"(?<=<!-- sizes -->\n).*", sizes(known))
     return ruled(known, text)
+
+
+def state(known: Matrix) -> str:
+    """What has run so far: the GPUs, and the counts of ``python -m tools plan --summary``."""
+    found = evidence.load(evidence.FOLDER, known)
+    counted = plan_summary.split(expand(known, known.event("release")), known, found)
+    said = [run.hardware for one in found for run in one.runs if run.device == "cuda"]
+    said += [row[0] for row in gpu_checks.rows()]
+    gpus = [name for names in selector.GPUS.values() for name in names if any(name in text for text in said)]
+    return (
+        "**Not yet so**: this is alpha software, on no package index. Its GPU code has run on "
+        f"{' and '.join(gpus)} only. Of {len(counted.cells)} combinations of torch, CUDA, Python and architecture, "
+        f"{len(counted.executed)} have run completely, and {len(counted.without_gpu)} more on the CPU alone "
+        "([evidence](docs/evidence/README.md))."
+    )
+
+
+def sizes(known: Matrix) -> str:
+    """How large the wheels of each label are at most, by their budgets."""
+    alike: dict[int, list[str]] = {}
+    for spec in known.labels:
+        if spec.label.text:
+            alike.setdefault(known.max_bytes_of(spec.label), []).append(f"`{spec.name}`")
+    parts = [
+        f"{most / 1e6:g} MB ({names[0]}{f' to {names[-1]}' if names[1:] else ''})"
+        for most, names in sorted(alike.items())
+    ]
+    return f"A wheel has at most {', '.join(parts[:-1])} or {parts[-1]}."
 
 
 def install(known: Matrix, text: str) -> str:
@@ -108,8 +139,34 @@ def rule(known: Matrix) -> str:
     )
 
 
+# What one shop may have: GPUs of four generations and an ARM machine, with drivers of both majors.
+FLEET = ("V100", "A100", "L4", "H100", "GB10 (DGX Spark)")
+
+
+def fleet(known: Matrix) -> str:
+    """The newest label with machine code for a mixed fleet, under the drivers of every major."""
+    gpus = {name: ComputeCapability.parse(gpu) for gpu, names in selector.GPUS.items() for name in names}
+    majors = sorted({spec.label.cuda.major for spec in known.labels if spec.label.cuda is not None})
+    able = [
+        spec
+        for spec in sorted(known.labels, key=_cuda)
+        if spec.label.cuda is not None
+        and spec.label.cuda.major == majors[0]
+        and all(any(_is_sass(each) and each.runs_on(gpus[name]) for each in spec.targets) for name in FLEET)
+    ]
+    if not able:
+        raise KernelError(f"no label has machine code for {', '.join(FLEET)} under drivers for CUDA {majors[0]}")
+    *names, last = (name.partition(" (")[0] for name in FLEET)
+    return (
+        f"**Different machines?** `{able[-1].name}` has machine code for {', '.join(names)} and {last}, under drivers "
+        f"for CUDA {' and '.join(map(str, majors))}; x86_64 and aarch64 each take their own wheel of it."
+    )
+
+
 def ruled(known: Matrix, text: str) -> str:
-    """A page with the rule after its mark."""
+    """A page with the rule after its mark and, where there is a mark for it, the answer for a fleet."""
+    if FLEET_MARK in text:
+        text = _with_words(text, rf"(?<={FLEET_MARK}\n).*", fleet(known))
     return _with_words(text, r"(?<=<!-- label rule -->\n).*", rule(known))
 
 
@@ -134,9 +191,8 @@ def wheels(known: Matrix, text: str) -> str:
     ways = served.torch_cells(known)
     built = served.built(release, known, ways)
     first, last = known.releases[0].release, known.releases[-1].release
-    text = _with_words(text, r"every torch from \S+ to \S+", f"every torch from {first} to {last}")
+    text = _with_words(text, r"every torch from \S+ to \S+\.", f"every torch from {first} to {last}.")
     text = _with_words(text, r"There are \d+ ways to have torch", f"There are {len(ways)} ways to have torch")
-    text = _with_words(text, r"would build \d+\.", f"would build {len(ways)}.")
     serve = f"The {len(release.wheel)} wheels serve {len(built)} of them"
     return _with_words(text, r"The \d+ wheels serve \d+ of them", serve)
 
