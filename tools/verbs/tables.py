@@ -139,27 +139,29 @@ def rule(known: Matrix) -> str:
     )
 
 
-# What one shop may have: GPUs of four generations and an ARM machine, with drivers of both majors.
+# What one shop may have: GPUs of four generations and an ARM machine.
 FLEET = ("V100", "A100", "L4", "H100", "GB10 (DGX Spark)")
 
 
 def fleet(known: Matrix) -> str:
-    """The newest label with machine code for a mixed fleet, under the drivers of every major."""
-    gpus = {name: ComputeCapability.parse(gpu) for gpu, names in selector.GPUS.items() for name in names}
-    majors = sorted({spec.label.cuda.major for spec in known.labels if spec.label.cuda is not None})
-    able = [
-        spec
-        for spec in sorted(known.labels, key=_cuda)
-        if spec.label.cuda is not None
-        and spec.label.cuda.major == majors[0]
-        and all(any(_is_sass(each) and each.runs_on(gpus[name]) for each in spec.targets) for name in FLEET)
-    ]
-    if not able:
-        raise KernelError(f"no label has machine code for {', '.join(FLEET)} under drivers for CUDA {majors[0]}")
+    """The label for a mixed fleet whose drivers are of every major: what the selector answers for it."""
+    data = selector.planned(known, "0", selector.HERE)
+    gpus = {name: gpu for gpu in data["gpus"] for name in gpu["names"]}
+    drivers = {text.partition(".")[0]: text for text in data["drivers"]}  # the newest of each major
+    label, code = selector.common(
+        data["codes"],
+        [
+            (gpu["machines"][0], text, gpu["capability"])
+            for gpu in (gpus[name] for name in FLEET)
+            for text in drivers.values()
+        ],
+    )
+    if code not in (selector.SASS, selector.SAME_MAJOR):
+        raise KernelError(f"no label has machine code for all of {', '.join(FLEET)}", found=f"{label}: {code}")
     *names, last = (name.partition(" (")[0] for name in FLEET)
     return (
-        f"**Different machines?** `{able[-1].name}` has machine code for {', '.join(names)} and {last}, under drivers "
-        f"for CUDA {' and '.join(map(str, majors))}; x86_64 and aarch64 each take their own wheel of it."
+        f"**Different machines?** `{label}` has machine code for {', '.join(names)} and {last}, under drivers "
+        f"for CUDA {' and '.join(drivers)}; x86_64 and aarch64 each take their own wheel of it."
     )
 
 
