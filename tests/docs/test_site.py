@@ -186,7 +186,7 @@ def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
     for name in op_pages.functions():
         page = (SITE / "reference" / "ops" / f"{name}.html").read_text(encoding="utf-8")
         assert '<h2 id="where-it-runs">' in page and ":::" not in page and "::</p>" not in page, name
-    assert 'id="selector-data"' in (SITE / "install.html").read_text(encoding="utf-8")
+    assert 'id="selector-data"' in (SITE / "guides/install.html").read_text(encoding="utf-8")
     assert list(verb.loads(SITE)) == []
 
 
@@ -194,7 +194,7 @@ def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
 @pytest.mark.chromium
 def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> None:
     with served(SITE) as (address, _), browser.page() as page:
-        for name in ("index.html", "install.html", "benchmarks.html", "reference/ops/rms_norm.html"):
+        for name in ("index.html", "guides/install.html", "benchmarks.html", "reference/ops/rms_norm.html"):
             page.open(f"{address}/{name}")
         page.evaluate(
             "document.querySelector('[data-md-toggle=search]').click();"
@@ -214,7 +214,7 @@ def test_the_site_follows_the_system_between_light_and_dark() -> None:
     with served(SITE) as (address, _), browser.page() as page:
         for dark, wanted in ((False, "default"), (True, "slate"), (False, "default")):
             page.look(dark=dark)
-            page.open(f"{address}/install.html")
+            page.open(f"{address}/guides/install.html")
             page.wait(f"{scheme} === '{wanted}'")
             assert page.evaluate(scheme) == wanted
 

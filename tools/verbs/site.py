@@ -51,7 +51,7 @@ def build(out: Path, repository: str | None, index: str) -> None:
         lines = (done.stdout + done.stderr).splitlines()
         said = "\n  ".join(line for line in lines if line and not line.startswith("INFO"))
         raise KernelError(f"mkdocs refuses the site\n  {said}")
-    _put_selector(out / "install.html", index)
+    _put_selector(out / "guides" / "install.html", index)
     foreign = [f"{path.relative_to(out)}: {url}" for path, url in loads(out)]
     if foreign:
         raise KernelError("\n  ".join(("the site would load files from another host", *foreign)))

@@ -288,7 +288,6 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
     "docs/README.md": start,
-    "docs/install.md": ruled,
     "docs/questions.md": ruled,
     "docs/concepts/wheels.md": wheels,
     "docs/images/matrix.svg": drawn,
