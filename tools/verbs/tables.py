@@ -279,8 +279,25 @@ def _torch_builds(known: Matrix, machine: str) -> str:
     return ", ".join(map(_quoted, dict.fromkeys(builds)))
 
 
-def seen_by_gpus(_: Matrix, text: str) -> str:
-    """The table of the checks on GPUs that are kept beside the page."""
+OP_TESTS = "x86_64-one-library-op-tests.json"
+
+
+def failed(known: Matrix) -> str:
+    """How many of the kept op tests failed, torch by torch."""
+    kept = evidence.read(evidence.FOLDER / OP_TESTS, known)
+    torches: dict[int, list[str]] = {}
+    for run in kept.runs:
+        counts = re.match(r"op and optimizer tests: \d+ passed, (\d+) failed", run.checks[0])
+        if counts is None:
+            raise KernelError(f"{OP_TESTS}: {run} does not say how many tests failed", found=run.checks[0])
+        torches.setdefault(int(counts[1]), []).append(str(run.torch.release))
+    parts = [f"{count or 'none'} with {', '.join(names)}" for count, names in sorted(torches.items(), reverse=True)]
+    return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, by torch, failed {'; '.join(parts)}."
+
+
+def seen(known: Matrix, text: str) -> str:
+    """The counts of failed tests, and the table of the checks on GPUs that are kept beside the page."""
+    text = _with_words(text, r"(?<=<!-- failed -->\n).*", failed(known))
     return _with_rows(text, "| GPU | Commit | torch | Passed | Not passed | Minutes |", gpu_checks.rows())
 
 
@@ -292,7 +309,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "docs/concepts/wheels.md": wheels,
     "docs/images/matrix.svg": drawn,
     "docs/reference/parity.md": parities,
-    "docs/evidence/README.md": seen_by_gpus,
+    "docs/evidence/README.md": seen,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }
 
