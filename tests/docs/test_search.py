@@ -105,22 +105,35 @@ def test_a_newcomer_finds_the_answer_first() -> None:
 
 
 ASKED = tomllib.loads((HERE / "asked.toml").read_text(encoding="utf-8"))
-FIRST, WITHIN_THREE = {"fixed": 54, "once": 0}, {"fixed": 57, "once": 0}
+# The least number of first answers, and of those within three. Of the 60 fixed first, 54 were asked for; of the
+# others 38 of 40, and 39 within three, were found when they were asked once.
+LEAST = {"fixed": (54, 57), "once": (36, 38), "since": (25, 30)}
+
+
+def asked(when: str) -> dict[str, list[str]]:
+    """The questions of one kind in asked.toml with the places that answer them."""
+    if when == "since":
+        return {words: rest[1:] for words, rest in ASKED["since"].items()}
+    return {words: ASKED["answers"][answer] for words, (_, answer, one) in ASKED["questions"].items() if one == when}
 
 
 @pytest.mark.site
 @pytest.mark.node
-@pytest.mark.parametrize("when", ["fixed", "once"])
+@pytest.mark.parametrize("when", list(LEAST))
 def test_what_people_ask_of_packages_like_this_one_is_found(when: str) -> None:
-    """Subjects of public threads: see asked.toml. The thresholds are what was asked for, or what was found at once."""
-    drawn = random.Random(20261128).sample(range(100), 60)
-    asked = [(words, *rest) for words, rest in ASKED["questions"].items()]
-    assert [number for number, (*_, one) in enumerate(asked) if one == "fixed"] == sorted(drawn)
-    assert len({thread for _, thread, *_ in asked}) == 100
-    found = ranks({words: ASKED["answers"][answer] for words, _, answer, one in asked if one == when})
+    """The subjects of public threads: see asked.toml."""
+    found = ranks(asked(when))
     behind = {words: rank for words, rank in found.items() if rank != 1}
-    assert len(found) - len(behind) >= FIRST[when], behind
-    assert sum(rank is not None and rank <= 3 for rank in found.values()) >= WITHIN_THREE[when], behind
+    first, three = LEAST[when]
+    assert len(found) - len(behind) >= first, behind
+    assert sum(rank is not None and rank <= 3 for rank in found.values()) >= three, behind
+
+
+def test_the_questions_that_were_fixed_first_are_drawn() -> None:
+    rows = list(ASKED["questions"].values())
+    drawn = sorted(random.Random(20261128).sample(range(100), 60))
+    assert [number for number, (_, _, when) in enumerate(rows) if when == "fixed"] == drawn
+    assert len({thread for thread, *_ in rows}) == len(rows) == 100
 
 
 @pytest.mark.site

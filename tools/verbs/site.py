@@ -75,7 +75,7 @@ def _put_selector(page: Path, index: str) -> None:
 
 
 def _put_keywords(out: Path) -> None:
-    """Give each place of the search index its keywords, also for a site that is opened as files; drop the theme's search.
+    """Give each place of the search index its keywords, also for files without a server; drop the theme's own search.
 
     KernelError for keywords of a place that the site does not have.
     """

@@ -12,8 +12,8 @@
     want wants was way we well were what when where whether which while who whom whose why will with within without would
     yes yet you your`.split(/\s+/));
   // What a word counts in a title, in the title of the page around, in the keywords and in the text of a section.
-  const TITLE = 1.6, PAGE = 0.6, KEYWORD = 1.7, TEXT = 1;
-  const START = 0.5, NAMED = 0.6; // for a page with every word of the question, and a title with every word
+  const TITLE = 1.6, PAGE = 0.5, KEYWORD = 1.5, TEXT = 1;
+  const START = 0.5, NAMED = 0.4; // for a page with every word of the question, and a title with every word
   const COMPOUND = /[\p{L}\p{N}]+(?:[._+-][\p{L}\p{N}]+)*/gu;
   const ENTITIES = { "&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#39;": "'" };
 
@@ -133,7 +133,7 @@
       const found = [...scores].map(([place, { score, covered, titled, words: had }]) => {
         const share = total ? covered / total : 0, named = total ? titled / total : 0;
         const start = place.page === place.doc ? 1 + START * share ** 3 : 1;
-        return { place, score: score * (0.15 + share ** 1.5) * (1 + NAMED * named ** 2) * (place.doc.boost ?? 1) ** 0.35 * start, had };
+        return { place, score: score * (0.1 + share ** 1.25) * (1 + NAMED * named ** 2) * (place.doc.boost ?? 1) ** 0.6 * start, had };
       }).sort((one, other) => other.score - one.score);
       return { asked, found: found.filter(({ score }) => score >= 0.08 * found[0].score).slice(0, 100) };
     }
