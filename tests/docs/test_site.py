@@ -209,6 +209,30 @@ def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> Non
 
 @pytest.mark.site
 @pytest.mark.chromium
+@pytest.mark.parametrize("by", ["http", "file"])
+def test_the_search_answers_a_question_and_marks_its_words(by: str) -> None:
+    """Also where the site is opened as files, from which a browser starts no worker."""
+    with served(SITE) as (address, _), browser.page() as page:
+        page.open(f"{address if by == 'http' else SITE.as_uri()}/index.html?q=undo%20adopt")
+        page.evaluate("document.querySelector('.md-search__input').focus()")
+        page.wait("document.querySelectorAll('.md-search-result__item').length > 1")
+        item = "document.querySelector('.md-search-result__item')"
+        assert "questions.html" in page.evaluate(f"{item}.querySelector('a').href")
+        marked = page.evaluate(f"[...{item}.querySelectorAll('mark')].map(mark => mark.textContent.toLowerCase())")
+        assert {"undo", "adopt,"} <= set(marked)
+
+
+@pytest.mark.site
+def test_keywords_of_a_place_that_is_not_there_end_the_build(tmp_path: Path) -> None:
+    for name in ("search/search_index.json", "assets/javascripts/workers/a.js", "assets/javascripts/lunr/a.js"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text('{"docs": [{"location": "questions.html"}]}')
+    with pytest.raises(KernelError, match=r"keywords.toml names places that the site does not have: .*install.html"):
+        verb._put_keywords(tmp_path)
+
+
+@pytest.mark.site
+@pytest.mark.chromium
 def test_the_site_follows_the_system_between_light_and_dark() -> None:
     scheme = "document.body.getAttribute('data-md-color-scheme')"
     with served(SITE) as (address, _), browser.page() as page:
