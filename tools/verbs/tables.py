@@ -22,7 +22,6 @@ from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = "<!-- parity -->\n"
-FLEET_MARK = "<!-- fleet -->"
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +56,6 @@ def readme(known: Matrix, text: str) -> str:
     text = _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
     text = _with_words(text, r"(?<=<!-- speed -->\n).*", speed.sentence(speed.read(ROOT / speed.FILE)))
     text = _with_words(text, r"(?<=<!-- state -->\n).*", state(known))
-    text = _with_words(text, r"(?<=<!-- sizes -->\n).*", sizes(known))
     return ruled(known, text)
 
 
@@ -166,9 +164,10 @@ def fleet(known: Matrix) -> str:
 
 
 def ruled(known: Matrix, text: str) -> str:
-    """A page with the rule after its mark and, where there is a mark for it, the answer for a fleet."""
-    if FLEET_MARK in text:
-        text = _with_words(text, rf"(?<={FLEET_MARK}\n).*", fleet(known))
+    """A page with the rule after its mark and, where it has marks for them, the answer for a fleet and the sizes."""
+    for mark, words in (("<!-- fleet -->", fleet), ("<!-- sizes -->", sizes)):
+        if mark in text:
+            text = _with_words(text, rf"(?<={mark}\n).*", words(known))
     return _with_words(text, r"(?<=<!-- label rule -->\n).*", rule(known))
 
 
