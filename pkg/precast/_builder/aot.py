@@ -180,7 +180,9 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
 def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) -> None:
     """Copy into the sdist what its build could not get without git or the network."""
     if settings.label is not None:
-        raise KernelError(f"an sdist serves every label: unset PRECAST_LABEL (found {settings.label})")
+        raise KernelError(
+            "an sdist serves every label", found=f"PRECAST_LABEL={settings.label}", fix="unset PRECAST_LABEL"
+        )
     include = headers.pinned(Cache(default_root(settings)))
     _copy_headers(include.parent, tree / "csrc" / headers.FOLDER)
     provenance.record(facts, tree)
@@ -189,7 +191,12 @@ def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) ->
 def warm_cache(settings: Settings) -> None:
     """For an editable install with CUDA_EXT=1: build each family into the user's cache, under the key of a JIT."""
     if mode_of(settings) is BuildMode.RELEASE:
-        raise KernelError("an editable install has no label: unset PRECAST_LABEL, or build a wheel")
+        raise KernelError(
+            "an editable install has no label",
+            found=f"PRECAST_LABEL={settings.label}",
+            needed="no label, or a wheel",
+            fix=["unset PRECAST_LABEL", "pip wheel --no-deps -w dist ."],
+        )
     if mode_of(settings) is BuildMode.PURE:
         return
     cache = Cache(default_root(settings))

@@ -214,6 +214,7 @@ def check_ceilings(file: HostFile) -> None:
             f"{file.path} is too new for manylinux_{flags.GLIBC_CEILING.major}_{flags.GLIBC_CEILING.minor}",
             found=f"GLIBC_{file.glibc}, GLIBCXX_{file.glibcxx}",
             needed=f"at most GLIBC_{flags.GLIBC_CEILING}, GLIBCXX_{'.'.join(map(str, flags.GLIBCXX_CEILING))}",
+            fix="build in the image of that policy: python -m tools build --driver cibuildwheel",
         )
 
 

@@ -136,5 +136,5 @@ def _damaged(where: str, what: str) -> KernelIncompatible:
         "the device code of an extension cannot be used",
         found=f"{where}: {what}",
         needed="what a build has made",
-        fix="precast cache --clear",
+        fix="precast cache clear",
     )

@@ -50,6 +50,7 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
                 f"{target} is there with other bytes",
                 found=f"sha256 {_digest(target)}, not {_digest(wheel)}",
                 needed="another version: installers keep a file that they have seen",
+                fix="raise the version, and build again",
             )
         placed.append((wheel, target))
     with staging.staged(site) as staged:

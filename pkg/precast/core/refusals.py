@@ -70,6 +70,7 @@ def cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
         f"{what} cannot be opened, though it is what its manifest says and all of that fits",
         found=f"{path}: {error}",
         needed="a library that its author has tried: python -m precast.build --audit WHEEL",
+        fix=f"report it to the authors of {what}",
     )
 
 

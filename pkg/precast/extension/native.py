@@ -205,5 +205,8 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
         raise failure.build_failed(native.name, log, shown, cache.failure_log(key), tool=tool)
     built = sorted((staging / "lib").rglob("*.so"))
     if len(built) != 1:
-        raise BuildFailed(f"{native.name}: the build left {len(built)} libraries behind, and one was to come")
+        raise BuildFailed(
+            f"{native.name}: the build left {len(built)} libraries behind, and one was to come",
+            fix="let the extension build one library",
+        )
     return Path(shutil.move(built[0], staging / built[0].name))
