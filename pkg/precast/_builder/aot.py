@@ -59,30 +59,30 @@ def mode_of(settings: Settings) -> BuildMode:
             f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels",
             found="both set",
             needed="PRECAST_LABEL for a release wheel, or CUDA_EXT=1 for a build for this machine",
-            fix="unset one of them",
+            fix=["unset CUDA_EXT", "unset PRECAST_LABEL"],
         )
     if settings.label is not None:
         return BuildMode.RELEASE
     if settings.parts is not None:
         raise KernelError(
-            f"PRECAST_PARTS={settings.parts} holds parts of a release, and this is none",
+            f"PRECAST_PARTS={settings.parts} has the parts of a release wheel, and this build is not one",
             found="PRECAST_LABEL not set",
             needed="the label of the wheel that takes them",
-            fix=["PRECAST_LABEL=cu130", "unset PRECAST_PARTS"],
+            fix=["export PRECAST_LABEL=cu130", "unset PRECAST_PARTS"],
         )
     if settings.only_torch is not None:
         raise KernelError(
-            f"PRECAST_ONLY_TORCH={settings.only_torch} is about a release wheel, and this is not one",
+            f"PRECAST_ONLY_TORCH={settings.only_torch} is for release wheels, and this build is not one",
             found="PRECAST_LABEL not set",
             needed="the label of the slim wheel",
-            fix=["PRECAST_LABEL=cu130", "unset PRECAST_ONLY_TORCH"],
+            fix=["export PRECAST_LABEL=cu130", "unset PRECAST_ONLY_TORCH"],
         )
     if settings.arch not in (None, platform.machine()):
         raise KernelError(
-            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel",
-            found=f"no PRECAST_LABEL, and a machine that is {platform.machine()}",
-            needed="PRECAST_LABEL with it",
-            fix=["set PRECAST_LABEL, such as cpu", "unset PRECAST_ARCH"],
+            f"PRECAST_ARCH={settings.arch} is for release wheels, and this build is not one",
+            found=f"PRECAST_LABEL not set; this machine is {platform.machine()}",
+            needed="a label",
+            fix=["export PRECAST_LABEL=cpu", "unset PRECAST_ARCH"],
         )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
 
@@ -148,7 +148,7 @@ def promised_hosts(known: matrix.Matrix, built_for: str, only: Release | None) -
         f"PRECAST_ONLY_TORCH={only} selects no torch for {built_for}",
         found="no such minor in matrix.toml",
         needed=f"one of {', '.join(minors)}",
-        fix=[f"PRECAST_ONLY_TORCH={minors[-1]}", "unset PRECAST_ONLY_TORCH, for all of them"],
+        fix=[f"export PRECAST_ONLY_TORCH={minors[-1]}", "unset PRECAST_ONLY_TORCH  # for all of them"],
     )
 
 

@@ -44,7 +44,7 @@ def write_wheel(
         raise KernelError(
             f"{path.name} cannot be written",
             found=f"the file {outside[0]!r}",
-            needed="plain paths",
+            needed="relative paths without ..",
             fix="name the file by a plain relative path, and build again",
         )
     names = ordered({*files, record}, record)

@@ -127,7 +127,7 @@ def through(source: Source, core: str, level: int) -> bytes:
     if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(parsed(source.text))):
         raise KernelError(
             f"{source.where} cannot be changed",
-            found="a file that would mean something else",
+            found="a change that would alter its meaning",
             fix="write the path into a variable on a line of its own",
         )
     return made

@@ -69,7 +69,7 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
             f"{name} is not on torch's stable ABI",
             found=found,
             needed="what torch/csrc/stable and the C shims offer, without a CUDA runtime",
-            fix="a CppExtension or CUDAExtension, for one torch",
+            fix="make it a CppExtension or CUDAExtension, which fits one torch",
         )
     cuda = None if label.cuda is None else label.cuda.major
     if bound.cudart is not None and label.text and bound.cudart != cuda:

@@ -49,5 +49,5 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
 
 def _refused(file: HostFile, found: str, needed: str) -> KernelError:
     return KernelError(
-        f"{file.path} keeps no manylinux policy", found=found, needed=needed, fix="build in a manylinux image"
+        f"{file.path} fits no manylinux policy", found=found, needed=needed, fix="build in a manylinux image"
     )

@@ -42,7 +42,7 @@ class Stated:
                 raise KernelError(
                     asked,
                     found=", ".join(paths),
-                    needed="a pattern that takes the whole of such a path",
+                    needed="a pattern that matches a whole path",
                     fix="state the torch of one wheel: --torch '*/torch-2.13/*=2.13'",
                 )
         by_path = replace(self, other=None)
