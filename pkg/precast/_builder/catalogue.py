@@ -127,7 +127,7 @@ def _read() -> tuple[Folder, ...]:
         from precast._builder import sources
 
         raise KernelError(
-            f"{GATHERED.name} is damaged, so nothing says which kernels there are",
+            f"{GATHERED.name} is corrupted, so the kernels are not known",
             found=f"{GATHERED}: {error!r}",
             needed="the file of this precast",
             fix=sources.restore_fix(),

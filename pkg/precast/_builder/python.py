@@ -33,7 +33,12 @@ def command(module: str, *arguments: str) -> list[str]:
         from precast.errors import KernelError
 
         needed = "a Python of its own, as outside of frozen programs"
-        raise KernelError(f"no child can run {module}", found="a program that holds its Python", needed=needed)
+        raise KernelError(
+            f"no child can run {module}",
+            found="a program that holds its Python",
+            needed=needed,
+            fix=f"run this outside of the frozen program: python -m {module}",
+        )
     given = [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag)]
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     path = child_path()

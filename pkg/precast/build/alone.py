@@ -139,4 +139,8 @@ def _written(info: BuildInfo, folder: str) -> bytes:
     try:
         return info.to_json().encode()
     except ManifestError as error:
-        raise KernelError(f"{folder}/{verify.MANIFEST} cannot be written", found=str(error)) from error
+        raise KernelError(
+            f"{folder}/{verify.MANIFEST} cannot be written",
+            found=str(error),
+            fix="name another folder for the output, or free space",
+        ) from error
