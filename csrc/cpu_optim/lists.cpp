@@ -41,8 +41,8 @@ DType check_member(const Member& member, const Tensor& param, int64_t wanted) {
 void check_layout(const Member& member, const Tensor& param, bool param_contiguous) {
   const bool fits = param_contiguous ? member.tensor().is_contiguous() : same_layout(member.tensor(), param);
   PRECAST_CHECK(fits,
-                "%s: %s[%lld] and params[%lld] differ in memory layout; what is updated must be contiguous, or have "
-                "the same sizes and strides",
+                "%s: %s[%lld] and params[%lld] differ in memory layout; both must be contiguous, or have the same "
+                "sizes and strides",
                 member.op, member.list.name, printable(member.index), printable(member.index));
 }
 

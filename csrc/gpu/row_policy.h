@@ -1,7 +1,7 @@
 // The choice of a kernel as data: each op has a table of rules, and the first rule that fits a call decides. A rule
 // depends on the width of a row, its alignment, the number of rows, and on what the GPU can do, and never on
 // measurements at run time. `python -m tools tune` measures the configurations of a GPU;
-// docs/decisions/wide-and-few-rows.md says why each breakpoint is where it is.
+// LAUNCH.md says why each breakpoint is where it is.
 #pragma once
 
 #include <stdint.h>

@@ -301,8 +301,8 @@ class Direct {
     return true;
   }
 
-  // Raises the version counters of what the kernel has written: afterwards, as torch does, because a refused call
-  // changes nothing, and a mode that saw the call compares the counters of before.
+  // Raises the version counters of written tensors after the kernel, as torch does: a refused call changes nothing, and
+  // a mode that saw the call compares them with the counters from before it.
   void count_changes(Object* const* objects) const {
     for (int i = 0; i < count_; ++i) {
       if ((given_.written >> i & 1) != 0 && objects[i] != f_.none) bump_(handle_in(objects[i]));

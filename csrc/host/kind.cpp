@@ -1,4 +1,4 @@
-// Finds the offsets that kind.h reads, by looking for values that torch itself writes. Used only if all of them agree.
+// Finds the offsets that kind.h reads: looks for values that torch itself writes. Null unless each one is found once.
 #include "kind.h"
 
 #include <atomic>

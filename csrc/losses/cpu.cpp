@@ -122,7 +122,7 @@ void row_losses(const LossRows& rows, int64_t row) {
     const double smoothing = rows.smoothing;
     rows.lse[row] = static_cast<float>(lse);
     if (target == rows.ignore_index) {
-      rows.losses[row] = static_cast<float>(scale * 0);  // NaN for a batch without any other row
+      rows.losses[row] = static_cast<float>(scale * 0);  // NaN if no row counts: then scale is infinite
       if (grad != nullptr) write_zeros(grad, columns);
       return;
     }

@@ -150,7 +150,7 @@ PRECAST_RARE void prepare(const Values& choice, int64_t experts, Taken* to) {
   }
 }
 
-// The first lane that has the largest value, which is known. None is NaN.
+// The first lane that equals `largest`, the maximum of the lanes. No lane is NaN.
 PRECAST_INLINE int64_t lane_of(Floats lanes, float largest) {
   const Floats none = broadcast(static_cast<float>(-kLanes));
   const Floats places = where_less(lanes, broadcast(largest), none, broadcast(0.0f) - lane_numbers());
@@ -250,7 +250,7 @@ PRECAST_RARE void weigh_token(const GateRows& rows, int64_t row, const Token& to
 
 template <class T>
 void gate_rows(const GateRows& rows, int64_t begin, int64_t end) {
-  constexpr int64_t kTokens = 8;  // that take turns
+  constexpr int64_t kTokens = 8;  // tokens whose steps are interleaved
   Token tokens[kTokens];
   for (int64_t first = begin; first < end; first += kTokens) {
     const int64_t count = smaller(kTokens, end - first);

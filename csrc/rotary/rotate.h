@@ -82,7 +82,7 @@ inline const Tables& check_tables(const char* op, const Tables& tables, const He
                 "%s: cos has shape %s and %s has %s; needed at most %lld columns, "
                 "half of a head%s",
                 op, shape_of(cos).text, query.name, shape_of(query.tensor).text, printable(shape.width / 2),
-                (flags & kWholeTable) != 0 ? ", or one for each element of halves" : "");
+                (flags & kWholeTable) != 0 ? ", or head_dim columns (not if interleaved)" : "");
   if (tables.positions == nullptr) {
     PRECAST_CHECK(cos.sizes()[0] == shape.tokens,
                   "%s: cos has shape %s and %s has %s; needed one row for each of %lld tokens, or positions", op,

@@ -13,6 +13,7 @@ def main(argv: list[str] | None = None) -> int:
         from precast._builder import python
 
         python.leave_here()
+        python.ignore_missing_numpy()
     try:
         from precast._cli.main import main as run
     except KernelError as error:  # nothing says which kernels there are

@@ -19,6 +19,8 @@ __all__ = [
     "PrebuiltRefused",
 ]
 
+# The fix of an error that no user can have caused.
+REPORT = "report this, with the output of: python -m precast report"
 
 for _one in (KernelError, KernelIncompatible, PrebuiltRefused):
     _one.__module__ = __name__  # the name by which people know them

@@ -58,6 +58,13 @@ def test_what_is_known_is_replaced_and_compared() -> None:
     torch.testing.assert_close(one(x), before, rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_ours_already_is_said_to_be() -> None:
+    report = precast.adopt(torch.nn.Sequential(precast.nn.RMSNorm(64), precast.nn.LayerNorm(64)), torch.randn(4, 64))
+    assert {group.note for group in report.left} == {"already precast's"} and not report.replaced
+    assert str(report).splitlines()[0].endswith("on cpu: nothing to adopt") or torch.get_default_device().type != "cpu"
+    assert fate(type("Mine", (precast.nn.RMSNorm,), {"forward": lambda self, x: x})(64)) != "already precast's"
+
+
 def test_only_instances_are_patched_and_undo_restores_every_object() -> None:
     one, other = model(), model()
     shown = [dict(vars(module)) for module in one.modules()]

@@ -3,18 +3,13 @@
 "use strict";
 const fs = require("node:fs"), path = require("node:path"), vm = require("node:vm");
 
-const site = process.argv[2], folder = path.join(site, "assets", "javascripts", "workers");
-const worker = fs.readdirSync(folder).find((name) => name.endsWith(".js"));
+const site = process.argv[2], worker = path.join(site, "assets", "javascripts", "search.js");
 const [SETUP, QUERY, RESULT] = [0, 2, 3]; // mkdocs-material, src/templates/assets/javascripts/integrations/search/worker/message
 let listener = null, waiting = null;
-const self = {
+vm.runInNewContext(fs.readFileSync(worker, "utf8"), {
   addEventListener: (_, given) => { listener = given; },
   postMessage: (message) => { waiting?.(message); },
-  location: { href: `file://${folder}/${worker}` },
-  console: { warn: () => {}, log: () => {} }, setTimeout, URL,
-};
-self.self = self.window = self;
-vm.runInNewContext(fs.readFileSync(path.join(folder, worker), "utf8"), self);
+});
 
 const ask = (type, data) => new Promise((resolve) => { waiting = resolve; listener({ data: { type, data } }); });
 

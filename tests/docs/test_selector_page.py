@@ -203,6 +203,35 @@ def test_the_address_keeps_the_choice(tab: Page, address: str) -> None:
     assert tab.evaluate(f"{radio('torch', '2.15.0')}.checked")
 
 
+def test_several_machines_get_one_label(tab: Page) -> None:
+    """V100, A100, L4, H100 and GB10, each with another driver; then without the oldest, which CUDA 13 has left."""
+    gpu, driver = "document.getElementById('sel-gpu')", "document.getElementById('sel-driver')"
+
+    def choose(name: str, version: str) -> None:
+        tab.evaluate(f"{gpu}.value = {name!r}; {gpu}.dispatchEvent(new Event('change'))")
+        tab.evaluate(f"{driver}.value = {version!r}; {driver}.dispatchEvent(new Event('input'))")
+
+    tab.evaluate(f"{radio('torch', '2.9.1')}.click(); {radio('build', 'cu126')}.click()")
+    for name, version in (("V100", "535"), ("A100", "580"), ("L4", "12.4"), ("H100", "595")):
+        choose(name, version)
+        tab.evaluate("document.getElementById('sel-add').click()")
+    tab.evaluate(f"{radio('arch', 'aarch64')}.click(); {radio('build', 'cu130')}.click()")
+    choose("GB10 (DGX Spark)", "13.0")
+    assert "precast==1.0+cu129" in tab.evaluate(COMMAND)
+    note = tab.evaluate(NOTE)
+    assert note.startswith("One label for all: machine code for V100, CUDA 12.2; ") and "own wheel of cu129" in note
+    assert "NVRTC" not in note and "PTX" not in note
+    kept = tab.evaluate("location.href"), tab.evaluate(COMMAND), note
+    tab.open(kept[0])
+    assert (tab.evaluate("location.href"), tab.evaluate(COMMAND), tab.evaluate(NOTE)) == kept
+    for name in ("V100", "L4"):
+        tab.evaluate(f"document.querySelector('[aria-label^=\"remove {name}\"]').click()")
+    assert "precast==1.0+cu132" in tab.evaluate(COMMAND)
+    assert tab.evaluate("document.activeElement.id") == "sel-add"
+    tab.open(f"{kept[0].partition('#')[0]}#fleet=x86_64|Voodoo|12.2;x86_64|V100|;nonsense")
+    assert tab.evaluate(NOTE).startswith("On this machine: ")
+
+
 @pytest.mark.parametrize("tool", ["pip", "uv", "requirements.txt", "Dockerfile", "pyproject.toml (uv)"])
 def test_torch_comes_first_in_every_form(tab: Page, tool: str) -> None:
     tab.evaluate(
@@ -224,6 +253,21 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+# The build of this checkout stands for ours: it gives the wheel of the label that is asked for.
+BACKEND = """
+import os, pathlib, shutil
+def build_wheel(into, config_settings=None, metadata_directory=None):
+    (made,) = pathlib.Path({wheels!r}).glob(f"precast-1.0+{{os.environ['PRECAST_LABEL']}}-*_x86_64.whl")
+    return pathlib.Path(shutil.copy(made, into)).name
+"""
+
+
+def write_checkout(folder: Path, wheels: Path) -> None:
+    (folder / "backend.py").write_text(BACKEND.format(wheels=str(wheels)))
+    system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (folder / "pyproject.toml").write_text(f'{system}[project]\nname = "precast"\nversion = "1.0"\n')
+
+
 @pytest.mark.parametrize("index", ["served", "none"])
 @pytest.mark.parametrize("tool", ["pip", "uv", "requirements.txt", "Dockerfile", "pyproject.toml (uv)"])
 def test_each_form_runs_as_pasted(
@@ -237,7 +281,10 @@ def test_each_form_runs_as_pasted(
         tab.evaluate(f"{field}.value = ''; {field}.dispatchEvent(new Event('input'))")
     text = tab.evaluate(COMMAND)
     wheels, program = house
-    (tmp_path / "dist").symlink_to(wheels)
+    if index == "none" and tool in ("pip", "uv"):  # the first line builds the wheel
+        write_checkout(tmp_path, wheels)
+    else:
+        (tmp_path / "dist").symlink_to(wheels)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "VIRTUAL_ENV"))}
     env = {**clean, "PIP_INDEX_URL": f"{public}/", "UV_INDEX_URL": f"{public}/", "PIP_CONFIG_FILE": os.devnull}
     env |= {"UV_NO_CACHE": "1", "UV_PYTHON_DOWNLOADS": "never"}
@@ -273,10 +320,10 @@ def test_the_keyboard_is_enough_and_the_focus_stays(tab: Page) -> None:
         tab.press("ArrowRight")
     assert tab.evaluate(focus) == "torch 2.13.0" and "torch==2.13.0" in tab.evaluate(COMMAND)
     order = []
-    for _ in range(6):
+    for _ in range(7):
         tab.press("Tab")
         order.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
-    assert order == ["build", "sel-driver", "sel-gpu", "tool", "sel-index", "sel-command"]
+    assert order == ["build", "sel-driver", "sel-gpu", "sel-add", "tool", "sel-index", "sel-command"]
 
 
 def test_copy_works_without_https(tab: Page, address: str) -> None:

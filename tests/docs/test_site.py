@@ -186,7 +186,7 @@ def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
     for name in op_pages.functions():
         page = (SITE / "reference" / "ops" / f"{name}.html").read_text(encoding="utf-8")
         assert '<h2 id="where-it-runs">' in page and ":::" not in page and "::</p>" not in page, name
-    assert 'id="selector-data"' in (SITE / "install.html").read_text(encoding="utf-8")
+    assert 'id="selector-data"' in (SITE / "guides/install.html").read_text(encoding="utf-8")
     assert list(verb.loads(SITE)) == []
 
 
@@ -194,7 +194,7 @@ def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
 @pytest.mark.chromium
 def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> None:
     with served(SITE) as (address, _), browser.page() as page:
-        for name in ("index.html", "install.html", "benchmarks.html", "reference/ops/rms_norm.html"):
+        for name in ("index.html", "guides/install.html", "benchmarks.html", "reference/ops/rms_norm.html"):
             page.open(f"{address}/{name}")
         page.evaluate(
             "document.querySelector('[data-md-toggle=search]').click();"
@@ -209,12 +209,36 @@ def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> Non
 
 @pytest.mark.site
 @pytest.mark.chromium
+@pytest.mark.parametrize("by", ["http", "file"])
+def test_the_search_answers_a_question_and_marks_its_words(by: str) -> None:
+    """Also where the site is opened as files, from which a browser starts no worker."""
+    with served(SITE) as (address, _), browser.page() as page:
+        page.open(f"{address if by == 'http' else SITE.as_uri()}/index.html?q=undo%20adopt")
+        page.evaluate("document.querySelector('.md-search__input').focus()")
+        page.wait("document.querySelectorAll('.md-search-result__item').length > 1")
+        item = "document.querySelector('.md-search-result__item')"
+        assert "questions.html" in page.evaluate(f"{item}.querySelector('a').href")
+        marked = page.evaluate(f"[...{item}.querySelectorAll('mark')].map(mark => mark.textContent.toLowerCase())")
+        assert {"undo", "adopt,"} <= set(marked)
+
+
+@pytest.mark.site
+def test_keywords_of_a_place_that_is_not_there_end_the_build(tmp_path: Path) -> None:
+    for name in ("search/search_index.json", "assets/javascripts/workers/a.js", "assets/javascripts/lunr/a.js"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text('{"docs": [{"location": "questions.html"}]}')
+    with pytest.raises(KernelError, match=r"keywords.toml names places that the site does not have: .*install.html"):
+        verb._put_keywords(tmp_path)
+
+
+@pytest.mark.site
+@pytest.mark.chromium
 def test_the_site_follows_the_system_between_light_and_dark() -> None:
     scheme = "document.body.getAttribute('data-md-color-scheme')"
     with served(SITE) as (address, _), browser.page() as page:
         for dark, wanted in ((False, "default"), (True, "slate"), (False, "default")):
             page.look(dark=dark)
-            page.open(f"{address}/install.html")
+            page.open(f"{address}/guides/install.html")
             page.wait(f"{scheme} === '{wanted}'")
             assert page.evaluate(scheme) == wanted
 

@@ -252,7 +252,7 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
     assert '<a href="my-ops/">' in (tmp_path / "site" / "all" / "index.html").read_text()
     other = make_wheel(tmp_path / "c", name="my_ops", requires=["numpy"])
     assert build_main.main(["index", str(other), "-o", str(tmp_path / "site")]) == 1
-    assert "is there with other bytes" in capsys.readouterr().err
+    assert "already exists with other bytes" in capsys.readouterr().err
     (tmp_path / "no.whl").write_bytes(b"x")
     (tmp_path / "my_ops-3.0-py3-none-any.whl").write_bytes(b"x")
     for name in ("no.whl", "my_ops-3.0-py3-none-any.whl"):

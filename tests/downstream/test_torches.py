@@ -154,7 +154,7 @@ def test_an_sdist_is_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for data in (b"no archive", (tmp_path / "named-1.0.tar.gz").read_bytes()[:300]):
         (tmp_path / "bad.tar.gz").write_bytes(data)
         assert build_main.main(["wheels", str(tmp_path / "bad.tar.gz"), "--torch", "2.9", "--plan"]) == 1
-        assert "bad.tar.gz is no sdist\n  found   " in capsys.readouterr().err
+        assert "bad.tar.gz is not an sdist\n  found   " in capsys.readouterr().err
 
 
 def test_no_nvcc_of_cuda_12_is_said_before_anything_is_installed(

@@ -168,6 +168,37 @@ def test_a_package_in_cuda(
     downstream.run([author, "-c", USED], tmp_path / "sdist", env)
 
 
+@pytest.mark.wheel
+def test_from_one_file_to_a_wheel(tmp_path: Path, kept_folder: Callable[[str], Path]) -> None:
+    """The example of README.md: its two files and its commands, with pip as that of the author."""
+    page = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    blocks = [*_BLOCK.finditer(page[page.index("## Your own kernels") :])][:3]
+    assert [block["kind"] for block in blocks] == ["cuda", "py", "text"]
+    (tmp_path / "csrc").mkdir()
+    for block in blocks[:2]:
+        name = block["text"].splitlines()[0].split()[1]
+        (tmp_path / name).write_text(block["text"], encoding="utf-8")
+    found = fetched.label_nvrtc("cu130", kept_folder(f"nvrtc-{fetched.LABELS['cu130'].nvrtc}"))
+    path = spawn.search_path(Path(found.path).parents[3])
+    env = spawn.environ("PRECAST_", PYTHONPATH=path, PRECAST_CACHE_DIR=tmp_path / "cache")
+    made, built = blocks[2]["text"].splitlines()
+    commands = f"{made.partition(' && pip install')[0]}\n{built.replace('pip wheel', 'python -m pip wheel -q')}"
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    spawn.run("sh", "-ec", commands, env=env, cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name.startswith("my_ops-1.0-py3-none-linux_")
+    with zipfile.ZipFile(wheel) as archive:
+        info = BuildInfo.from_json(archive.read("my_ops/_C/build_info.json").decode())
+        archive.extractall(tmp_path / "installed")
+    assert {str(image.target) for image in info.device} == {"sm_80", "sm_90", "compute_90"}
+    env["PYTHONPATH"] = spawn.search_path(tmp_path / "installed")
+    used = (
+        "import torch; from my_ops import cuda; x = torch.ones(4, device='meta'); "
+        "print(torch.ops.my_ops.axpy(x, x, 2.0).shape)"
+    )
+    assert spawn.run(sys.executable, "-W", "ignore", "-c", used, env=env).stdout == "torch.Size([4])\n"
+
+
 # CUDA C++ for nvcc, with the headers of torch in the C++ file alone.
 NVCC = {
     "setup.py": """

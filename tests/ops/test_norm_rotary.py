@@ -335,11 +335,11 @@ BAD: dict[str, tuple[Callable[[Call], Call], str]] = {
     "a key of other heads": (lambda c: {"key": c["key"][..., :8]}, "key has shape (5, 2, 8) and query has (5, 4, 16)"),
     "tables of another width": (
         lambda c: {n: c[n].repeat(1, 2)[:, :12] for n in ("cos", "sin")},
-        "needed at most 8 columns, half of a head, or one for each element of halves",
+        "needed at most 8 columns, half of a head, or head_dim columns (not if interleaved)",
     ),
     "whole tables of neighbours": (
         lambda c: {**{n: c[n].repeat(1, 2) for n in ("cos", "sin")}, "interleaved": True},
-        "cos has shape (5, 16) and query has (5, 4, 16); needed at most 8 columns, half of a head, or one",
+        "cos has shape (5, 16) and query has (5, 4, 16); needed at most 8 columns, half of a head, or head_dim",
     ),
     "a weight of one": (
         lambda c: {"key_weight": None},

@@ -117,7 +117,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "tables of another width": (
         lambda args, _: args.__setitem__(slice(COS, SIN + 1), [args[COS].repeat(1, 2)[:, :12]] * 2),
-        "needed at most 8 columns, half of a head, or one for each element of halves",
+        "needed at most 8 columns, half of a head, or head_dim columns (not if interleaved)",
     ),
 }
 

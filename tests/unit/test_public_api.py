@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,18 @@ def lines() -> Iterator[str]:
 def test_the_public_api_is_known(snapshot: Snapshot) -> None:
     # fails if a name, a signature or an extension is not what it was
     snapshot("public-api.txt", "\n".join(lines()) + "\n")
+
+
+def test_the_page_of_the_api_names_everything_with_its_arguments() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    names = [name for part in ("ops", "nn") for name in importlib.import_module(f"precast.{part}").__all__]
+    alike = {name for name in names if name.endswith("_") and name[:-1] in names}  # the page says it of all
+    assert [name for name in names if name not in alike and not re.search(rf"\b{name}\b", page)] == []
+    precast = importlib.import_module("precast")
+    for name, given in re.findall(r"^## `precast\.(\w+)\((.*)\)`$", page, re.MULTILINE):
+        parameters = inspect.signature(getattr(precast, name)).parameters.values()
+        bare = inspect.Signature([one.replace(annotation=one.empty) for one in parameters])
+        assert f"({given})" == str(bare)
 
 
 def test_old_import_paths_resolve() -> None:

@@ -20,7 +20,7 @@ from tools.shared.dists import PROJECT, Dist
 from tools.shared.published import in_order
 from tools.shared.served import TorchCell
 
-SCHEMA = 3
+SCHEMA = 4
 # Well-known GPUs of each compute capability (NVIDIA, "CUDA GPU Compute Capability").
 GPUS = {
     "7.0": ("V100", "TITAN V"),
@@ -81,6 +81,7 @@ def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset
     drivers = sorted(
         {OLDEST_DRIVER, *driver_of.values(), *(c for s in matrix.labels if (c := s.label.cuda) is not None)}
     )
+    codes = {machine: _codes(matrix, machine, there[machine], drivers) for machine in matrix.machines}
     return {
         "schema": SCHEMA,
         "project": PROJECT,
@@ -113,7 +114,9 @@ def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset
         ],
         "no_code": {name: without_code(matrix, Label(name)) for name in names},
         "cpu": [machine for machine in matrix.machines if "cpu" in there[machine]],
-        "choice": {machine: _choices(matrix, machine, there[machine], drivers) for machine in matrix.machines},
+        "ranks": list(_RANK),
+        "choice": {machine: _choices(codes[machine]) for machine in matrix.machines},
+        "codes": codes,
     }
 
 
@@ -144,41 +147,60 @@ def without_code(matrix: Matrix, build: Label) -> list[str]:
     return [str(gpu) for gpu in gpus if gpu not in able and str(gpu) != JETSON["capability"]]
 
 
-def _choices(
-    matrix: Matrix, machine: str, labels: frozenset[str], drivers: Sequence[CudaVersion]
-) -> dict[str, dict[str, list[str]]]:
-    """For each driver and GPU, the label to install on this machine and its kind of device code."""
+# For each driver and label of a machine, a digit for each GPU: the place of its kind of device code in ``_RANK``.
+_Codes = dict[str, dict[str, str]]
+
+
+def _codes(matrix: Matrix, machine: str, labels: frozenset[str], drivers: Sequence[CudaVersion]) -> _Codes:
+    """The device code that each label has for each driver and GPU; a driver has no label of a newer major."""
     plan = expand(matrix, matrix.event("release"))
     infos = {
-        cell.label: served.manifest(matrix, cell, declared=True)
+        label: served.manifest(matrix, cell, declared=True)
         for cell in plan.wheel
-        if cell.machine == machine and label_of(cell.label).text in labels and label_of(cell.label).cuda
+        if cell.machine == machine and (label := label_of(cell.label)).text in labels and label.cuda
     }
     release = matrix.releases[-1]
-    found = {}
+    found: _Codes = {}
     for driver in drivers:
         build = TorchBuild(f"cu{driver.major}{driver.minor}", cxx11=True)
         cell = TorchCell(release.version, build, release.pythons[machine][-1], machine)
-        answers = {gpu: best(cell, ComputeCapability.parse(gpu), infos, driver) for gpu in GPUS}
-        found[str(driver)] = {gpu: list(answer) for gpu, answer in answers.items() if answer is not None}
+        found[str(driver)] = {
+            label.text: "".join(
+                str(_RANK.index(_code(cell, ComputeCapability.parse(gpu), info, driver))) for gpu in GPUS
+            )
+            for label, info in sorted(infos.items(), key=lambda one: one[0].cuda or OLDEST_DRIVER)
+            if label.cuda is not None and label.cuda.major <= driver.major
+        }
     return found
 
 
-def best(
-    cell: TorchCell, gpu: ComputeCapability, infos: Mapping[str, BuildInfo], driver: CudaVersion
-) -> tuple[str, str] | None:
-    """The label with the best code for this GPU and driver, and among equals the newest one."""
-    offers = []
-    for label, info in infos.items():
-        cuda = label_of(label).cuda
-        if cuda is None or cuda.major > driver.major:
-            continue
-        target = served.served_target(served.judge(cell, info, gpu, driver))
-        if target is None:
-            code = JIT
-        elif target.kind is TargetKind.PTX:
-            code = PTX
-        else:
-            code = SASS if target.capability == gpu else SAME_MAJOR
-        offers.append((_RANK.index(code), -cuda.driver_number, label, code))
-    return None if not offers else min(offers)[2:]
+def _code(cell: TorchCell, gpu: ComputeCapability, info: BuildInfo, driver: CudaVersion) -> str:
+    target = served.served_target(served.judge(cell, info, gpu, driver))
+    if target is None:
+        return JIT
+    if target.kind is TargetKind.PTX:
+        return PTX
+    return SASS if target.capability == gpu else SAME_MAJOR
+
+
+def _choices(codes: _Codes) -> dict[str, dict[str, list[str]]]:
+    """For each driver and GPU, the label with the best code, among equals the newest one, and its kind of code."""
+    return {
+        driver: {
+            gpu: [label, _RANK[int(digits[place])]]
+            for place, gpu in enumerate(GPUS)
+            for label, digits in [min(reversed(labels.items()), key=lambda one: one[1][place])]
+        }
+        if labels
+        else {}
+        for driver, labels in codes.items()
+    }
+
+
+def common(codes: Mapping[str, _Codes], machines: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
+    """The label for several (architecture, driver, GPU) with the best worst code, then the best sum; and that code."""
+    places = [(codes[machine][driver], list(GPUS).index(gpu)) for machine, driver, gpu in machines]
+    shared = [label for label in places[0][0] if all(label in labels for labels, _ in places)]
+    ranks = {label: [int(labels[label][place]) for labels, place in places] for label in reversed(shared)}
+    label = min(ranks, key=lambda one: (max(ranks[one]), sum(ranks[one])))
+    return label, _RANK[max(ranks[label])]

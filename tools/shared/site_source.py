@@ -21,13 +21,13 @@ from tools.shared import op_pages
 # Pages outside ``docs`` that the site has too.
 BESIDE = (
     "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "csrc/README.md", "csrc/DEVELOP.md",
-    "csrc/FAMILY.md", "csrc/LAUNCH.md", "tests/ATTACKS.md", "tools/README.md", "examples/edits/README.md",
+    "csrc/FAMILY.md", "tests/ATTACKS.md", "examples/edits/README.md",
     "examples/image_ops/README.md", "examples/rowstats/README.md", "examples/rowwise/README.md",
 )  # fmt: skip
 # The modules of the reference that is made from docstrings, with the name of the page.
 MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "errors", "jit")
 # How much a page counts in the search: guides for users come before notes for those who work on precast.
-WEIGHTS = {"guides/": 2, "install.md": 1.3, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
+WEIGHTS = {"guides/": 2, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
 WEIGHTS |= {"reference/python/": 0.7}
 COMBINED = 0.5  # of an op that does what several do
 START = "README.md"

@@ -1,6 +1,12 @@
 """Make a built wheel what is published: auditwheel gives it its tag, then come bill of materials and form.
 
-The moment of every file in it is SOURCE_DATE_EPOCH, else that of the commit. A wheel without binaries keeps its tag.
+A bill of materials lists the hash of every binary, which is final only after auditwheel; and its generator brings six
+packages that a build from source should not need. It goes to ``*.dist-info/sboms/precast.cdx.json`` (PEP 770), lists
+each host library, device file and torch header, and as ``excluded`` what compiled them.
+
+The archive is written again in one form: sorted entries, RECORD last, one mode, one compression. The time of each file
+is SOURCE_DATE_EPOCH, else that of the commit. Another zlib may give another archive of the same files, which
+``audit --twin`` tells apart. A wheel without binaries keeps its tag.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ or when one of its files would load something from elsewhere.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jinja2
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from precast._builder import matrix, metadata
 from precast._version import __version__
@@ -51,7 +57,8 @@ def build(out: Path, repository: str | None, index: str) -> None:
         lines = (done.stdout + done.stderr).splitlines()
         said = "\n  ".join(line for line in lines if line and not line.startswith("INFO"))
         raise KernelError(f"mkdocs refuses the site\n  {said}")
-    _put_selector(out / "install.html", index)
+    _put_selector(out / "guides" / "install.html", index)
+    _put_keywords(out)
     foreign = [f"{path.relative_to(out)}: {url}" for path, url in loads(out)]
     if foreign:
         raise KernelError("\n  ".join(("the site would load files from another host", *foreign)))
@@ -65,6 +72,26 @@ def _put_selector(page: Path, index: str) -> None:
     if count != 1:
         raise KernelError(f"{page.name}: needed one place for the selector; found {count}")
     page.write_text(text, encoding="utf-8")
+
+
+def _put_keywords(out: Path) -> None:
+    """Give each place of the search index its keywords, also for files without a server; drop the theme's own search.
+
+    KernelError for keywords of a place that the site does not have.
+    """
+    table = tomllib.loads((ROOT / "tools" / "templates" / "keywords.toml").read_text(encoding="utf-8"))
+    path = out / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for doc in index["docs"]:
+        if keywords := table.pop(doc["location"], ""):
+            doc["keywords"] = keywords
+    if table:
+        raise KernelError(f"keywords.toml names places that the site does not have: {', '.join(table)}")
+    text = json.dumps(index, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")
+    path.with_suffix(".js").write_text(f"var __index = {text}", encoding="utf-8")
+    for unused in ("workers", "lunr"):
+        shutil.rmtree(out / "assets" / "javascripts" / unused)
 
 
 def decisions(root: Path) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from precast._builder.matrix import LabelSpec, Matrix, TorchRelease
 from precast.core.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
 from precast.core.version import CudaVersion
 from precast.errors import KernelError
-from tools.shared import gpu_checks, matrix_picture, parity, selector, served, speed
+from tools.shared import evidence, gpu_checks, matrix_picture, parity, plan_summary, selector, served, speed
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,11 +51,40 @@ def written(root: Path) -> Mapping[str, str]:
 
 
 def readme(known: Matrix, text: str) -> str:
-    """The table of labels, for choosing one, the rule for it, and the sentence on speed."""
+    """The table of labels, the rules for choosing one, and the sentences on sizes, on speed and on what has run."""
     rows = [(f"`{spec.name}`", _serves(known, spec), _gpus(spec)) for spec in known.labels if spec.label.text]
     text = _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
     text = _with_words(text, r"(?<=<!-- speed -->\n).*", speed.sentence(speed.read(ROOT / speed.FILE)))
+    text = _with_words(text, r"(?<=<!-- state -->\n).*", state(known))
     return ruled(known, text)
+
+
+def state(known: Matrix) -> str:
+    """What has run so far: the GPUs, and the counts of ``python -m tools plan --summary``."""
+    found = evidence.load(evidence.FOLDER, known)
+    counted = plan_summary.split(expand(known, known.event("release")), known, found)
+    said = [run.hardware for one in found for run in one.runs if run.device == "cuda"]
+    said += [row[0] for row in gpu_checks.rows()]
+    gpus = [name for names in selector.GPUS.values() for name in names if any(name in text for text in said)]
+    return (
+        "**Not yet so**: this is alpha software, on no package index. Its GPU code has run on "
+        f"{' and '.join(gpus)} only. Of {len(counted.cells)} combinations of torch, CUDA, Python and architecture, "
+        f"{len(counted.executed)} have run completely, and {len(counted.without_gpu)} more on the CPU alone "
+        "([evidence](docs/evidence/README.md))."
+    )
+
+
+def sizes(known: Matrix) -> str:
+    """How large the wheels of each label are at most, by their budgets."""
+    alike: dict[int, list[str]] = {}
+    for spec in known.labels:
+        if spec.label.text:
+            alike.setdefault(known.max_bytes_of(spec.label), []).append(f"`{spec.name}`")
+    parts = [
+        f"{most / 1e6:g} MB ({names[0]}{f' to {names[-1]}' if names[1:] else ''})"
+        for most, names in sorted(alike.items())
+    ]
+    return f"A wheel has at most {', '.join(parts[:-1])} or {parts[-1]}."
 
 
 def install(known: Matrix, text: str) -> str:
@@ -108,8 +137,37 @@ def rule(known: Matrix) -> str:
     )
 
 
+# What one shop may have: GPUs of four generations and an ARM machine.
+FLEET = ("V100", "A100", "L4", "H100", "GB10 (DGX Spark)")
+
+
+def fleet(known: Matrix) -> str:
+    """The label for a mixed fleet whose drivers are of every major: what the selector answers for it."""
+    data = selector.planned(known, "0", selector.HERE)
+    gpus = {name: gpu for gpu in data["gpus"] for name in gpu["names"]}
+    drivers = {text.partition(".")[0]: text for text in data["drivers"]}  # the newest of each major
+    label, code = selector.common(
+        data["codes"],
+        [
+            (gpu["machines"][0], text, gpu["capability"])
+            for gpu in (gpus[name] for name in FLEET)
+            for text in drivers.values()
+        ],
+    )
+    if code not in (selector.SASS, selector.SAME_MAJOR):
+        raise KernelError(f"no label has machine code for all of {', '.join(FLEET)}", found=f"{label}: {code}")
+    *names, last = (name.partition(" (")[0] for name in FLEET)
+    return (
+        f"**Different machines?** `{label}` has machine code for {', '.join(names)} and {last}, under drivers "
+        f"for CUDA {' and '.join(drivers)}; x86_64 and aarch64 each take their own wheel of it."
+    )
+
+
 def ruled(known: Matrix, text: str) -> str:
-    """A page with the rule after its mark."""
+    """A page with the rule after its mark and, where it has marks for them, the answer for a fleet and the sizes."""
+    for mark, words in (("<!-- fleet -->", fleet), ("<!-- sizes -->", sizes)):
+        if mark in text:
+            text = _with_words(text, rf"(?<={mark}\n).*", words(known))
     return _with_words(text, r"(?<=<!-- label rule -->\n).*", rule(known))
 
 
@@ -134,9 +192,8 @@ def wheels(known: Matrix, text: str) -> str:
     ways = served.torch_cells(known)
     built = served.built(release, known, ways)
     first, last = known.releases[0].release, known.releases[-1].release
-    text = _with_words(text, r"every torch from \S+ to \S+", f"every torch from {first} to {last}")
+    text = _with_words(text, r"every torch from \S+ to \S+\.", f"every torch from {first} to {last}.")
     text = _with_words(text, r"There are \d+ ways to have torch", f"There are {len(ways)} ways to have torch")
-    text = _with_words(text, r"would build \d+\.", f"would build {len(ways)}.")
     serve = f"The {len(release.wheel)} wheels serve {len(built)} of them"
     return _with_words(text, r"The \d+ wheels serve \d+ of them", serve)
 
@@ -221,8 +278,25 @@ def _torch_builds(known: Matrix, machine: str) -> str:
     return ", ".join(map(_quoted, dict.fromkeys(builds)))
 
 
-def seen_by_gpus(_: Matrix, text: str) -> str:
-    """The table of the checks on GPUs that are kept beside the page."""
+OP_TESTS = "x86_64-one-library-op-tests.json"
+
+
+def failed(known: Matrix) -> str:
+    """How many of the kept op tests failed, torch by torch."""
+    kept = evidence.read(evidence.FOLDER / OP_TESTS, known)
+    torches: dict[int, list[str]] = {}
+    for run in kept.runs:
+        counts = re.match(r"op and optimizer tests: \d+ passed, (\d+) failed", run.checks[0])
+        if counts is None:
+            raise KernelError(f"{OP_TESTS}: {run} does not say how many tests failed", found=run.checks[0])
+        torches.setdefault(int(counts[1]), []).append(str(run.torch.release))
+    parts = [f"{count or 'none'} with {', '.join(names)}" for count, names in sorted(torches.items(), reverse=True)]
+    return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, by torch, failed {'; '.join(parts)}."
+
+
+def seen(known: Matrix, text: str) -> str:
+    """The counts of failed tests, and the table of the checks on GPUs that are kept beside the page."""
+    text = _with_words(text, r"(?<=<!-- failed -->\n).*", failed(known))
     return _with_rows(text, "| GPU | Commit | torch | Passed | Not passed | Minutes |", gpu_checks.rows())
 
 
@@ -230,12 +304,11 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
     "docs/README.md": start,
-    "docs/install.md": ruled,
     "docs/questions.md": ruled,
     "docs/concepts/wheels.md": wheels,
     "docs/images/matrix.svg": drawn,
     "docs/reference/parity.md": parities,
-    "docs/evidence/README.md": seen_by_gpus,
+    "docs/evidence/README.md": seen,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }
 

@@ -1,7 +1,7 @@
 """Time the configurations that row kernels can have on this GPU, and write the medians to a file for review.
 
 The cases and configurations are those of benchmarks/tuning.toml. The tables of rules (csrc/gpu/row_policy.h) are
-written by hand from such files; docs/decisions/wide-and-few-rows.md has the figure behind each breakpoint.
+written by hand from such files; csrc/LAUNCH.md has the figure behind each breakpoint.
 """
 
 from __future__ import annotations

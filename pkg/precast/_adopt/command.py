@@ -95,7 +95,9 @@ def measure(model: Module) -> tuple[Speed, ...]:
     batch = samples.sample(model, _MEASURED)
     if batch is None:
         raise KernelError(
-            "no sample batch can be made for this model", needed="a model of transformers, timm or diffusers"
+            "no sample batch can be made for this model",
+            needed="a model of transformers, timm or diffusers",
+            fix="pass a batch: precast.adopt(model, sample)",
         )
     items = batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
     unit = "tokens/s" if "input_ids" in batch else "samples/s"

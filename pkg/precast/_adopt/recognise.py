@@ -94,6 +94,8 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
         if named is not None and not instances.is_ours(module.__dict__.get("forward")):
             digest, unreadable = methods[named.method]
             reason = unreadable or f"no rule knows what its {named.method} does"
+            if not unreadable and owner(cls, named.method).__module__.startswith("precast."):
+                reason = "already precast's"
             yield Found(name, module, named.kind, digest, reason)
         elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
             found = _loss(name, module, device)

@@ -149,7 +149,8 @@ def _group(facts: Mapping[str, Any]) -> Group:
 def _groups(title: str, groups: tuple[Group, ...]) -> list[str]:
     if not groups:
         return [f"{title}: nothing"]
-    lines = [f"{title}: {sum(len(group.modules) for group in groups)} modules"]
+    count = sum(len(group.modules) for group in groups)
+    lines = [f"{title}: {count} module{'s' if count > 1 else ''}"]
     for group in groups:
         lines.append(f"  {len(group.modules)} x {group.cls.rpartition('.')[2]}: {group.note}")
     return lines

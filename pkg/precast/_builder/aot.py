@@ -59,30 +59,30 @@ def mode_of(settings: Settings) -> BuildMode:
             f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels",
             found="both set",
             needed="PRECAST_LABEL for a release wheel, or CUDA_EXT=1 for a build for this machine",
-            fix="unset one of them",
+            fix=["unset CUDA_EXT", "unset PRECAST_LABEL"],
         )
     if settings.label is not None:
         return BuildMode.RELEASE
     if settings.parts is not None:
         raise KernelError(
-            f"PRECAST_PARTS={settings.parts} holds parts of a release, and this is none",
+            f"PRECAST_PARTS={settings.parts} has the parts of a release wheel, and this build is not one",
             found="PRECAST_LABEL not set",
             needed="the label of the wheel that takes them",
-            fix=["PRECAST_LABEL=cu130", "unset PRECAST_PARTS"],
+            fix=["export PRECAST_LABEL=cu130", "unset PRECAST_PARTS"],
         )
     if settings.only_torch is not None:
         raise KernelError(
-            f"PRECAST_ONLY_TORCH={settings.only_torch} is about a release wheel, and this is not one",
+            f"PRECAST_ONLY_TORCH={settings.only_torch} is for release wheels, and this build is not one",
             found="PRECAST_LABEL not set",
             needed="the label of the slim wheel",
-            fix=["PRECAST_LABEL=cu130", "unset PRECAST_ONLY_TORCH"],
+            fix=["export PRECAST_LABEL=cu130", "unset PRECAST_ONLY_TORCH"],
         )
     if settings.arch not in (None, platform.machine()):
         raise KernelError(
-            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel",
-            found=f"no PRECAST_LABEL, and a machine that is {platform.machine()}",
-            needed="PRECAST_LABEL with it",
-            fix=["set PRECAST_LABEL, such as cpu", "unset PRECAST_ARCH"],
+            f"PRECAST_ARCH={settings.arch} is for release wheels, and this build is not one",
+            found=f"PRECAST_LABEL not set; this machine is {platform.machine()}",
+            needed="a label",
+            fix=["export PRECAST_LABEL=cpu", "unset PRECAST_ARCH"],
         )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
 
@@ -148,7 +148,7 @@ def promised_hosts(known: matrix.Matrix, built_for: str, only: Release | None) -
         f"PRECAST_ONLY_TORCH={only} selects no torch for {built_for}",
         found="no such minor in matrix.toml",
         needed=f"one of {', '.join(minors)}",
-        fix=[f"PRECAST_ONLY_TORCH={minors[-1]}", "unset PRECAST_ONLY_TORCH, for all of them"],
+        fix=[f"export PRECAST_ONLY_TORCH={minors[-1]}", "unset PRECAST_ONLY_TORCH  # for all of them"],
     )
 
 
@@ -180,7 +180,9 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
 def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) -> None:
     """Copy into the sdist what its build could not get without git or the network."""
     if settings.label is not None:
-        raise KernelError(f"an sdist serves every label: unset PRECAST_LABEL (found {settings.label})")
+        raise KernelError(
+            "an sdist serves every label", found=f"PRECAST_LABEL={settings.label}", fix="unset PRECAST_LABEL"
+        )
     include = headers.pinned(Cache(default_root(settings)))
     _copy_headers(include.parent, tree / "csrc" / headers.FOLDER)
     provenance.record(facts, tree)
@@ -189,7 +191,12 @@ def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) ->
 def warm_cache(settings: Settings) -> None:
     """For an editable install with CUDA_EXT=1: build each family into the user's cache, under the key of a JIT."""
     if mode_of(settings) is BuildMode.RELEASE:
-        raise KernelError("an editable install has no label: unset PRECAST_LABEL, or build a wheel")
+        raise KernelError(
+            "an editable install has no label",
+            found=f"PRECAST_LABEL={settings.label}",
+            needed="no label, or a wheel",
+            fix=["unset PRECAST_LABEL", "pip wheel --no-deps -w dist ."],
+        )
     if mode_of(settings) is BuildMode.PURE:
         return
     cache = Cache(default_root(settings))

@@ -121,7 +121,7 @@ def _require_lzma() -> None:
             "device code cannot be packed for a wheel",
             found=f"a Python without lzma ({sys.executable}): {why}",
             needed="one that was compiled with liblzma",
-            fix=["apt-get install liblzma-dev, and compile it again", "another Python, such as uv's"],
+            fix=["apt-get install liblzma-dev, and compile it again", "use another Python: uv venv --managed-python"],
         )
 
 
@@ -214,6 +214,7 @@ def check_ceilings(file: HostFile) -> None:
             f"{file.path} is too new for manylinux_{flags.GLIBC_CEILING.major}_{flags.GLIBC_CEILING.minor}",
             found=f"GLIBC_{file.glibc}, GLIBCXX_{file.glibcxx}",
             needed=f"at most GLIBC_{flags.GLIBC_CEILING}, GLIBCXX_{'.'.join(map(str, flags.GLIBCXX_CEILING))}",
+            fix="build in the image of that policy: python -m tools build --driver cibuildwheel",
         )
 
 

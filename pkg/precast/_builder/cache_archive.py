@@ -181,5 +181,8 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _refusal(archive: Path, found: str, needed: str) -> KernelError:
     return KernelError(
-        f"{archive}: not a cache archive that can be used; nothing was changed", found=found, needed=needed
+        f"{archive} is not a usable cache archive; nothing was changed",
+        found=found,
+        needed=needed,
+        fix=f"make it again, where the builds are: precast export-cache {archive.name}",
     )

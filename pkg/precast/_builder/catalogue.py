@@ -3,6 +3,11 @@
 A family is compiled, shipped and loaded as a unit. No code here names one: ``csrc/<folder>/family.toml`` describes
 them, and everything that iterates over them (build, wheel, loader, doctor) gets them from here. A wheel has all
 descriptions in one file; a checkout reads the tables.
+
+A family is two folders: ``csrc/<family>`` has sources and the description, which is read without torch, and
+``pkg/precast/ops/<family>`` has functions, formulas, reference and examples. So a new family edits no existing line.
+The loader never imports the ops: each family hands its formulas down before its kernels are registered, and kernels
+without formulas are refused.
 """
 
 from __future__ import annotations
@@ -122,7 +127,7 @@ def _read() -> tuple[Folder, ...]:
         from precast._builder import sources
 
         raise KernelError(
-            f"{GATHERED.name} is damaged, so nothing says which kernels there are",
+            f"{GATHERED.name} is corrupted, so the kernels are not known",
             found=f"{GATHERED}: {error!r}",
             needed="the file of this precast",
             fix=sources.restore_fix(),

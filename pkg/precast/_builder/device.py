@@ -16,7 +16,7 @@ from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
 from precast.core.capability import GpuTarget, TargetKind
 from precast.core.host import Nvrtc
-from precast.errors import BuildFailed, KernelError
+from precast.errors import REPORT, BuildFailed, KernelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,10 @@ class Call:
 def read_program(family: Family, csrc: Path | None = None) -> Program:
     """The program of a family; KernelError if it has no device code."""
     if family.device is None:
-        raise KernelError(f"kernel family {family.name!r} has no device code to build")
+        raise KernelError(
+            f"kernel family {family.name!r} has no device code to build",
+            fix="name a family with device code: precast list",
+        )
     root = sources.csrc_dir() if csrc is None else csrc
     tree = sources.Tree({"csrc": root})
     files = tree.reachable([f"csrc/{family.device}"])
@@ -67,12 +70,18 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
             target = tree.resolve(file.name, text)
             if target is None:
                 raise KernelError(
-                    f"{file.name} includes {text!r}, which NVRTC has not",
+                    f"{file.name} includes {text!r}, which NVRTC cannot find",
                     found=f"no such file next to it or in {root}",
                     needed="device code that includes files of csrc only",
+                    fix="put the file into csrc, or remove its #include",
                 )
             if headers.setdefault(text, by_name[target].data) != by_name[target].data:
-                raise KernelError(f"{file.name}: {text!r} means two files in one program; name one of them otherwise")
+                raise KernelError(
+                    f"{file.name}: {text!r} means two files in one program",
+                    found="two files that are included by one name",
+                    needed="a name for each",
+                    fix="rename one of the two files",
+                )
     main = by_name[f"csrc/{family.device}"]
     digests = {file.name: file.sha256 for file in files}
     return Program(family.name, main.name, main.data, headers, digests, main.path, root)
@@ -182,8 +191,8 @@ def _check(image: bytes, target: GpuTarget, family: str) -> None:
         try:
             named = str(elf.read_cubin(image).target)
         except elf.ElfError as error:
-            raise BuildFailed(f"{family} for {target}: NVRTC gave no usable cubin: {error}") from error
+            raise BuildFailed(f"{family} for {target}: NVRTC gave no usable cubin: {error}", fix=REPORT) from error
     # A cubin's header may omit the suffix but must have the number.
     wanted = f"sm_{target.capability.number}"
     if named not in {wanted, wanted + target.suffix}:
-        raise BuildFailed(f"{family} for {target}: NVRTC gave code for {named}")
+        raise BuildFailed(f"{family} for {target}: NVRTC gave code for {named}", fix=REPORT)

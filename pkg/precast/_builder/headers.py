@@ -253,6 +253,6 @@ def _unavailable(pins: Pins, found: str) -> KernelError:
         needed=f"the {len(pins.headers)} headers of torch {pins.torch} that headers.json names",
         fix=[
             f"run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)",
-            f"pip install torch=={pins.torch}: an installed torch serves as well",
+            f"pip install torch=={pins.torch}  # an installed torch serves as well",
         ],
     )

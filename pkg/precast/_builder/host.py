@@ -38,7 +38,7 @@ from precast._builder.entry import LOG_NAME
 from precast._version import __version__
 from precast.core.host import Compiler
 from precast.core.torch_abi import Exact
-from precast.errors import BuildFailed, KernelError, KernelUnavailable
+from precast.errors import REPORT, BuildFailed, KernelError, KernelUnavailable
 
 _EXPORTS = "{ global: precast_*; local: *; };\n"
 _LIBRARY_EXPORTS = frozenset({"precast_attach", "precast_build_id", "precast_families", "precast_register"})
@@ -193,7 +193,7 @@ def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
     if compiler.kind != "g++":
         raise KernelUnavailable(
             f"no adapter to {abi} can be built by {compiler.kind}",
-            found=f"{compiler.path}, whose OpenMP calls torch's runtime does not answer",
+            found=f"{compiler.path}: clang's OpenMP is incompatible with torch's",
             needed="g++",
             fix=f"{installer.compiler_command()} && export CXX=g++",
         )
@@ -348,9 +348,13 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
-        raise BuildFailed(f"the linker wrote no usable library: {error}") from error
+        raise BuildFailed(f"the linker wrote no usable library: {error}", fix=REPORT) from error
     if info.machine != machine:
-        raise BuildFailed(f"the compiler made a library for {info.machine}", needed=f"one for {machine}")
+        raise BuildFailed(
+            f"the compiler made a library for {info.machine}",
+            needed=f"one for {machine}",
+            fix=f"unset CXX, or name a compiler for {machine}",
+        )
     exports = _ADAPTER_EXPORTS if torch else _LIBRARY_EXPORTS
     wrong = {
         "NEEDED without": [soname for soname in torch if soname not in info.needed],
@@ -367,6 +371,7 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
                 f"{' and '.join([*torch, 'the C and C++ runtime'])} in NEEDED, precast_* as the only exports, with "
                 f"{', '.join(sorted(exports))}"
             ),
+            fix=REPORT,
         )
     return info
 

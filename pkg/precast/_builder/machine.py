@@ -43,7 +43,7 @@ def targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
             f"device code for {', '.join(map(str, unknown))} cannot be built",
             found=f"NVRTC {found.version} ({found.path}), which knows {_names(found)}",
             needed=f"targets it knows, from compute capability {MINIMUM_CAPABILITY} on",
-            fix="PRECAST_CUDA_ARCH_LIST=... without them",
+            fix="leave them out of PRECAST_CUDA_ARCH_LIST",
         )
     return found, wanted
 

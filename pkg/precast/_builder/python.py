@@ -9,10 +9,12 @@ import sys
 
 # The interpreter options of this process also apply to its children.
 _FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"}
+_WITHOUT_NUMPY = "Failed to initialize NumPy: No module named"  # torch warns at its import; precast needs no NumPy
 # Python 3.10 has no -P and puts the current directory first. ``sys`` is built in, so importing it searches no folder.
 _START = (
     "import sys; count = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + count]; sys.argv[:] = sys.argv[2 + count :]; "
-    "import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    f"import runpy, warnings; warnings.filterwarnings('ignore', {_WITHOUT_NUMPY!r}, UserWarning); "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 
 
@@ -31,7 +33,12 @@ def command(module: str, *arguments: str) -> list[str]:
         from precast.errors import KernelError
 
         needed = "a Python of its own, as outside of frozen programs"
-        raise KernelError(f"no child can run {module}", found="a program that holds its Python", needed=needed)
+        raise KernelError(
+            f"no child can run {module}",
+            found="a program that holds its Python",
+            needed=needed,
+            fix=f"run this outside of the frozen program: python -m {module}",
+        )
     given = [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag)]
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     path = child_path()
@@ -48,6 +55,13 @@ def environment() -> dict[str, str]:
 def leave_here() -> None:
     """Remove the current directory from the path of this process."""
     sys.path[:] = child_path()
+
+
+def ignore_missing_numpy() -> None:
+    """Hide the warning of torch that NumPy is missing, in this process. One about a broken NumPy is still shown."""
+    import warnings
+
+    warnings.filterwarnings("ignore", _WITHOUT_NUMPY, UserWarning)
 
 
 def child_path() -> list[str]:

@@ -54,9 +54,9 @@ def _named(variable: str, name: str) -> Path:
         return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111 - expanduser of pathlib raises RuntimeError
     except FileNotFoundError as error:  # the current directory is gone
         raise KernelError(
-            f"{variable}={name} names no folder",
+            f"{variable}={name} is not a folder",
             found=str(error),
-            needed="a folder from / on",
+            needed="an absolute path",
             fix=trust.another(Path(name), variable),
         ) from error
 

@@ -30,7 +30,7 @@ def private_folder(path: Path) -> Path:
         raise KernelError(
             "cannot create a folder to build in",
             found=f"{path}: {error.strerror or error}",
-            needed="a home, or a temp folder that can be written",
+            needed="a writable home or temporary folder",
             fix=another(path),
         ) from error
     facts = path.lstat()

@@ -41,7 +41,12 @@ def write_wheel(
     record = f"{dist_info}/RECORD"
     outside = sorted(name for name in files if not _PLAIN.fullmatch(name) or {"", ".", ".."} & {*name.split("/")})
     if outside:
-        raise KernelError(f"{path.name} cannot be written", found=f"the file {outside[0]!r}", needed="plain paths")
+        raise KernelError(
+            f"{path.name} cannot be written",
+            found=f"the file {outside[0]!r}",
+            needed="relative paths without ..",
+            fix="name the file by a plain relative path, and build again",
+        )
     names = ordered({*files, record}, record)
     rows = io.StringIO()
     csv.writer(rows, lineterminator="\n").writerows(

@@ -136,7 +136,11 @@ def name_of(wheel: Path) -> re.Match[str]:
     """The parts of the name of a wheel: name, version, python, abi and platform. KernelError for any other name."""
     match = NAME.fullmatch(wheel.name)
     if match is None:
-        raise KernelError(f"{wheel.name} is not the name of a wheel", needed="name-version-python-abi-platform.whl")
+        raise KernelError(
+            f"{wheel.name} is not the name of a wheel",
+            needed="name-version-python-abi-platform.whl",
+            fix="give the file its name again: pip cannot install it under another",
+        )
     return match
 
 
@@ -147,7 +151,9 @@ def opened(wheel: Path) -> Iterator[archives.Zip]:
         with archives.open_zip(wheel) as archive:
             yield archive
     except (archives.BadArchive, OSError) as error:
-        raise KernelError(f"{wheel} cannot be read as a wheel", found=str(error)) from error
+        raise KernelError(
+            f"{wheel} cannot be read as a wheel", found=str(error), fix="download or build the wheel again"
+        ) from error
 
 
 @contextmanager
@@ -161,7 +167,11 @@ def unpacked(wheel: Path) -> Iterator[Path]:
 
 def _on_disk(root: Path) -> Iterator[tuple[str, _File]]:
     if not root.exists():
-        raise KernelError(f"there is no {root}", needed="a wheel, a folder or a shared library")
+        raise KernelError(
+            f"there is no {root}",
+            needed="a wheel, a folder or a shared library",
+            fix="name a wheel, a folder or a shared library that exists",
+        )
     for path in sorted(root.rglob("*")) if root.is_dir() else (root,):
         if path.is_file():
             where = path.name if path == root else path.relative_to(root).as_posix()
@@ -180,6 +190,7 @@ def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None
             f"{path.name} is too large to be read",
             found=f"{size / 1e9:.1f} GB in {len(named)} files",
             needed=f"libraries of at most {MAX_FILE_BYTES / 1e9:.1f} GB together",
+            fix="name a library of it instead: precast xray FILE.so",
         )
     libraries, unread = [], []
     for where, file in named.items():
@@ -189,7 +200,11 @@ def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None
         elif found is not None:
             unread.append((where, found))
     if not (libraries or unread or any(info.device for info in manifests.values())):
-        raise KernelError(f"{path.name} has no shared library", found=f"{len(held)} files, all of them without code")
+        raise KernelError(
+            f"{path.name} has no shared library",
+            found=f"{len(held)} files, all of them without code",
+            fix="none: a wheel without libraries fits every torch",
+        )
     version = match["version"] if match else ""
     metadata = b"".join(_text(w, file) for w, file in held.items() if w.endswith(".dist-info/METADATA"))
     return Contents(
@@ -277,18 +292,29 @@ def stated_torch(version: str, requirements: Iterable[str]) -> Release | None:
 
 def _text(where: str, file: _File) -> bytes:
     if file.size > MAX_MANIFEST_BYTES:
-        raise KernelError(f"{where} is too large", found=f"{file.size} bytes", needed=f"at most {MAX_MANIFEST_BYTES}")
+        raise KernelError(
+            f"{where} is too large",
+            found=f"{file.size} bytes",
+            needed=f"at most {MAX_MANIFEST_BYTES}",
+            fix="build the wheel again, with one version of precast",
+        )
     try:
         return file.read()
     except OSError as error:
-        raise KernelError(f"{where} cannot be read", found=str(error)) from error
+        raise KernelError(
+            f"{where} cannot be read", found=str(error), fix="download or build the wheel again"
+        ) from error
 
 
 def _manifest(where: str, file: _File) -> BuildInfo:
     try:
         return BuildInfo.from_json(_text(where, file).decode())
     except (ManifestError, UnicodeDecodeError) as error:
-        raise KernelError(f"the manifest {where} cannot be read", found=str(error)) from error
+        raise KernelError(
+            f"the manifest {where} cannot be read",
+            found=str(error),
+            fix="build the wheel again, with one version of precast",
+        ) from error
 
 
 def _from_root(manifest: str) -> Callable[[HostFile], HostFile]:

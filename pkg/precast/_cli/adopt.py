@@ -64,7 +64,12 @@ def _check(path: Path, *, as_json: bool) -> int:
     try:
         report = parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise KernelError(f"{path} cannot be checked", found=str(error), needed="what report.json() wrote") from error
+        raise KernelError(
+            f"{path} cannot be checked",
+            found=str(error),
+            needed="what report.json() wrote",
+            fix="write it again: open('report.json', 'w').write(precast.adopt(model).json())",
+        ) from error
     drift = command.drift(report)
     if as_json:
         output.print_json({"schema": 1, "ok": report.ok and not drift, "drift": list(drift)})

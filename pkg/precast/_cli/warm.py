@@ -116,7 +116,7 @@ def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ..
         raise KernelUnavailable(
             f"device code for {' '.join(map(str, unknown))} cannot be built",
             found=f"NVRTC {found.version} ({found.path}), which knows {' '.join(map(str, found.targets))}",
-            needed="an NVRTC that knows them; the GPUs' machine must have the same one to find these builds",
+            needed="an NVRTC that knows them; the GPU machine must use this same NVRTC version",
             fix="name other targets with --arch",
         )
     return builders

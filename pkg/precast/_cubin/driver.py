@@ -79,7 +79,12 @@ class Driver:
         try:
             self._c = ctypes.CDLL(path)
         except OSError as error:
-            raise KernelUnavailable("there is no CUDA driver here", found=str(error), needed=str(path)) from error
+            raise KernelUnavailable(
+                "there is no CUDA driver here",
+                found=str(error),
+                needed=str(path),
+                fix="install the NVIDIA driver (https://www.nvidia.com/drivers); in a container: docker run --gpus all",
+            ) from error
         self._contexts: dict[int, int] = {}
         self._modules: dict[tuple[int, str], int] = {}
         self.call("cuInit", 0)
@@ -94,14 +99,22 @@ class Driver:
         """Calls a function of the driver. Raises KernelError with the name and text of an error."""
         found = getattr(self._c, function, None)
         if found is None:
-            raise KernelUnavailable(f"this CUDA driver is too old{what}", found=f"no {function} in it")
+            raise KernelUnavailable(
+                f"this CUDA driver is too old{what}",
+                found=f"no {function} in it",
+                fix="install a newer NVIDIA driver (https://www.nvidia.com/drivers)",
+            )
         status = found(*arguments)
         if status:
             name, text = ctypes.c_char_p(), ctypes.c_char_p()
             self._c.cuGetErrorName(status, ctypes.byref(name))
             self._c.cuGetErrorString(status, ctypes.byref(text))
             words = f"{(name.value or b'an unknown error').decode()} ({(text.value or b'').decode()})"
-            raise KernelError(f"{function} failed{what}", found=words)
+            raise KernelError(
+                f"{function} failed{what}",
+                found=words,
+                fix="look for the first error of this process: compute-sanitizer python ...",
+            )
 
     def load(self, device: int, code: bytes, symbol: str, name: str) -> Function:
         """An entry point of a cubin or PTX on a device. The module is loaded once and never unloaded."""

@@ -135,6 +135,6 @@ def _damaged(where: str, what: str) -> KernelIncompatible:
     return KernelIncompatible(
         "the device code of an extension cannot be used",
         found=f"{where}: {what}",
-        needed="what a build has made",
-        fix="precast cache --clear",
+        needed="a file that a build wrote",
+        fix="precast cache clear",
     )

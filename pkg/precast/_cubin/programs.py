@@ -93,6 +93,7 @@ def _call(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc, s
             raise BuildFailed(
                 f"{what}: there is no entry point in {path.name}",
                 needed='an extern "C" __global__ function, or an instance of a template, named by instances()',
+                fix='write extern "C" before __global__, or name an instance in instances()',
             )
         image = images.Image(path.stem, target, CudaVersion.parse(compiler.version), entries, done.image)
         return f"{path.stem}.{target}.images", images.pack([image])
@@ -130,4 +131,5 @@ def _assert_sources(programs: Programs) -> None:
             f"{programs.name} cannot be built: its sources or instances are not valid",
             found=f"sources {', '.join(names)}; instances of {', '.join(strange) or 'these'}",
             needed="different file names, and instances of existing sources",
+            fix="correct sources_files() and instances() of the extension",
         )

@@ -113,4 +113,6 @@ def _why_not(op: Op, types: Mapping[str, str], found: re.Match[str]) -> str:
 
 
 def _bad(what: str, found: str, needed: str) -> KernelError:
-    return KernelError(f"{what} cannot be made an op", found=found, needed=needed)
+    return KernelError(
+        f"{what} cannot be made an op", found=found, needed=needed, fix="change the schema in setup.py, or the kernel"
+    )

@@ -9,7 +9,9 @@ a stale dispatch table behind:
 - if the op writes in place, ``ADInplaceOrView`` and ``Negative``: what torch's own ops in place do there.
 
 ``torch.library.register_autograd`` is not used. In torch 2.13, an op with such a formula silently returns a zero
-tangent under ``torch.func.jvp``, and its gradient silently cannot be differentiated again.
+tangent under ``torch.func.jvp``, its gradient silently cannot be differentiated again, and ``torch.func.grad`` raises
+an unrelated error. A kernel on ``Meta`` alone does not see a traced tensor's device, so it could not refuse tensors on
+two devices.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 An op has a kernel as soon as its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family for the
 device of the arguments and dispatches again. The dispatcher prefers the loaded kernel after that, so the stub runs once
 per family and device. ``torch.compile`` and ``torch.export`` always see a plain operator.
+
+The host library exports a constant table and ``precast_register``; opening it registers nothing. So namespaces are
+checked before, and CUDA kernels are registered only after their device code is handed over: no launch asks Python.
 """
 
 from __future__ import annotations

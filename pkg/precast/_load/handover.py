@@ -59,7 +59,7 @@ def formulas_of(family: Family) -> Formulas:
             f"the kernels of {family.name} cannot be registered before its ops are defined",
             found="kernels without the checks and gradients that belong above them",
             needed="the import of precast.ops before the loader is asked",
-            fix=f'python -c "import precast; precast.load({family.name!r})", which does both',
+            fix=f'python -c "import precast; precast.load({family.name!r})"  # does both',
         )
     return _given[family.name]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from precast.core.capability import ComputeCapability, GpuTarget
 from precast.core.verify import CannotOpen, opened
-from precast.errors import KernelError, KernelIncompatible, KernelUnavailable
+from precast.errors import REPORT, KernelError, KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ class HostLibrary:
         """Make every launch of the family on this device raise the message."""
         status = self._c.precast_refuse(family.encode(), device, _bytes(message))
         if status != 0:
-            raise KernelError(f"{self.path}: precast_refuse({family}, {device}) failed with {status}")
+            raise KernelError(f"{self.path}: precast_refuse({family}, {device}) failed with {status}", fix=REPORT)
 
     def prepare(self, family: str, device: int) -> None:
         """Load the family's kernels into the device's context now, so that a captured launch has nothing to load."""
@@ -149,7 +149,7 @@ class HostLibrary:
         """The entry points of the family's device code."""
         buffer = ctypes.create_string_buffer(_NAMES_BYTES)
         if self._c.precast_entries(family.encode(), buffer, ctypes.c_size_t(_NAMES_BYTES)) != 0:
-            raise KernelIncompatible(f"{self.path}: {_text(buffer.value)}")
+            raise KernelIncompatible(f"{self.path}: {_text(buffer.value)}", fix=REPORT)
         return tuple(_text(buffer.value).split())
 
     def _call(self, function: str, *arguments: str | bytes | int | ctypes.c_size_t | ctypes.c_void_p) -> None:
@@ -175,7 +175,7 @@ def wrong_level(name: str, why: str) -> KernelUnavailable:
     return KernelUnavailable(
         f"PRECAST_CPU_LEVEL={name} is not available here",
         found=why,
-        needed="a level of this machine; without the variable its best one is used",
+        needed="a level that this CPU has; unset it for the best",
         fix="unset PRECAST_CPU_LEVEL",
     )
 

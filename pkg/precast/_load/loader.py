@@ -171,7 +171,9 @@ def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
         return "cpu", None
     kind, colon, index = str(device).partition(":")
     if colon and not index.isdigit():
-        raise KernelUnavailable(f"device {str(device)!r} is not understood; needed 'cpu', 'cuda' or 'cuda:0'")
+        raise KernelUnavailable(
+            f"device {str(device)!r} is not understood", needed="'cpu', 'cuda' or 'cuda:0'", fix="name one of these"
+        )
     return kind, int(index) if index else None
 
 

@@ -35,7 +35,8 @@ def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = 
     try:
         return Settings.from_env(env, at_run=not building)
     except ValueError as error:
-        raise KernelError(str(error)) from error
+        name, setting, _ = str(error).partition("=")
+        raise KernelError(str(error), fix=f"unset {name}" if setting else "") from error
 
 
 def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host:

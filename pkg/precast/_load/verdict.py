@@ -101,7 +101,7 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
     import difflib
 
     close = difflib.get_close_matches(name, names, n=1)
-    fix = [f"precast.load({name!r})" for name in close]
+    fix = [f"precast.load({name!r})" for name in close] or ["python -m precast list"]
     return KernelUnavailable(f"there is no function or class {asked!r}", needed=f"one of {', '.join(names)}", fix=fix)
 
 

@@ -16,6 +16,7 @@ from precast._builder import python
 
 if __name__ == "__main__":
     python.leave_here()
+    python.ignore_missing_numpy()
 
 import argparse
 import importlib

@@ -1,7 +1,10 @@
 """What a wheel takes along so that it stands alone: a copy of precast's core, guards that import it, changed calls.
 
 The copy is a package ``_precast`` in the outermost package on the way to a guard. It is not inside of ``_C``, which may
-be a compiled module itself. Its version and digest stand in each manifest.
+be a compiled module itself. Its version and digest stand in each manifest, and the audit compares them.
+
+So the proof of fit stands once, for our files and for other people's, and a guarded wheel needs no precast. Copies of
+several versions share a process and only the form of the manifest. A fix reaches a wheel when it is guarded again.
 """
 
 from __future__ import annotations
@@ -136,4 +139,8 @@ def _written(info: BuildInfo, folder: str) -> bytes:
     try:
         return info.to_json().encode()
     except ManifestError as error:
-        raise KernelError(f"{folder}/{verify.MANIFEST} cannot be written", found=str(error)) from error
+        raise KernelError(
+            f"{folder}/{verify.MANIFEST} cannot be written",
+            found=str(error),
+            fix="name another folder for the output, or free space",
+        ) from error

@@ -45,7 +45,9 @@ def answering(source: bytes, where: str) -> bytes:
     made = _inserted(found.text, tree, at).encode(found.encoding)
     why = _changed(tree, made, where, at)
     if why is not None:
-        raise KernelError(f"{where} cannot be changed", found=why)
+        raise KernelError(
+            f"{where} cannot be changed", found=why, fix="leave out --patch-loader, and open the library by import"
+        )
     return made
 
 

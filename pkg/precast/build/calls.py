@@ -52,7 +52,12 @@ def read(content: bytes, where: str) -> Source:
         return Source(where, text, encoding, parsed(text))
     except (SyntaxError, ValueError, LookupError, RecursionError) as error:
         needed = "Python that can be read here, as it may open a library by its path"
-        raise KernelError(f"{where} cannot be changed", found=str(error), needed=needed) from error
+        raise KernelError(
+            f"{where} cannot be changed",
+            found=str(error),
+            needed=needed,
+            fix="correct the file, or leave it out of the wheel",
+        ) from error
 
 
 def parsed(source: str | bytes) -> ast.Module:
@@ -120,13 +125,22 @@ def through(source: Source, core: str, level: int) -> bytes:
         text = f"{text[:at]}{added}{text[at:]}"
     made = text.encode(source.encoding)
     if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(parsed(source.text))):
-        raise KernelError(f"{source.where} cannot be changed", found="a file that would mean something else")
+        raise KernelError(
+            f"{source.where} cannot be changed",
+            found="a change that would alter its meaning",
+            fix="write the path into a variable on a line of its own",
+        )
     return made
 
 
 def _unchanged(source: Source, line: int, found: str) -> KernelError:
     needed = "a path that is put into a variable on a line of its own"
-    return KernelError(f"{_at(source, line)} cannot be changed", found=found, needed=needed)
+    return KernelError(
+        f"{_at(source, line)} cannot be changed",
+        found=found,
+        needed=needed,
+        fix="write the path into a variable on a line of its own",
+    )
 
 
 def _at(source: Source, line: int) -> str:

@@ -215,7 +215,11 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         except (CCompilerError, RuntimeError) as error:  # torch's command raises the second for ninja
             names = ", ".join(extension.name for extension in self.extensions)
             cause = failure.first_error("".join(said) or str(error))
-            raise KernelError(f"{names} cannot be compiled", found=f"{cause}; all messages are above") from error
+            raise KernelError(
+                f"{names} cannot be compiled",
+                found=f"{cause}; all messages are above",
+                fix="correct the first error above",
+            ) from error
 
     def _guard(self, every: Iterable[Extension]) -> None:
         """Put everything behind guards, as ``python -m precast.build guard`` does with a finished wheel."""
@@ -275,9 +279,12 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         asked = self._settings.label
         if asked is not None and asked != label:
             raise KernelError(
-                f"PRECAST_LABEL={asked} is not what is built here",
-                found=f"code for {label.text or 'every torch, which has no label'}",
+                f"PRECAST_LABEL={asked} does not match what is built here ({label.text or 'no label'})",
+                found="code for every torch, which has no label"
+                if not label.text
+                else f"a torch or device code of {label}",
                 needed=f"a torch of {asked}, or no PRECAST_LABEL",
+                fix="unset PRECAST_LABEL",
             )
         return label
 
@@ -302,6 +309,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                         f"{extension.name} has two meanings",
                         found=f"{path}, and an extension of that name",
                         needed="one of them under another name: the extension is imported by way of a guard",
+                        fix=f"rename {path}, or the extension",
                     )
 
     def _python_files(self, packages: Iterable[str]) -> Iterator[Path]:

@@ -55,11 +55,18 @@ def parse(data: bytes, where: str) -> Headers:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise KernelError(f"{where} cannot be read", found=str(error), needed="UTF-8") from error
+        raise KernelError(
+            f"{where} cannot be read", found=str(error), needed="UTF-8", fix="save it as UTF-8"
+        ) from error
     message = HeaderParser().parsestr(re.sub(r"\r\n?", "\n", text))
     if message.defects or not message.items():
         found = ", ".join(type(one).__name__ for one in message.defects) or "no header"
-        raise KernelError(f"{where} cannot be read", found=found, needed="headers, an empty line, a text")
+        raise KernelError(
+            f"{where} cannot be read",
+            found=found,
+            needed="headers, an empty line, a text",
+            fix="build the wheel again: its metadata is damaged",
+        )
     return Headers(tuple((name, str(value)) for name, value in message.items()), str(message.get_payload()))
 
 
@@ -74,10 +81,20 @@ def merged(files: Mapping[Path, Headers], what: str) -> Headers:
             if pair[0] != pair[1]:
                 only = [", ".join(sorted({*pair[at]} - {*pair[1 - at]})) or "nothing more" for at in (0, 1)]
                 found = f"{what} with {name}: {only[0]} in {first}, and {only[1]} in {other}"
-                raise KernelError("two wheels cannot be merged", found=found, needed="the same in both")
+                raise KernelError(
+                    "two wheels cannot be merged",
+                    found=found,
+                    needed="the same in both",
+                    fix="build both wheels from the same sources",
+                )
         if files[first].body.strip() != files[other].body.strip():
             found = f"another description in the {what} of {first} than of {other}"
-            raise KernelError("two wheels cannot be merged", found=found, needed="the same in both")
+            raise KernelError(
+                "two wheels cannot be merged",
+                found=found,
+                needed="the same in both",
+                fix="build both wheels from the same sources",
+            )
     made = min(files.values(), key=str)
     for name in ("Metadata-Version", "Generator"):
         made = made.replaced(name, max((value for one in files.values() for value in one.all(name)), default=""))

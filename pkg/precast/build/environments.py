@@ -213,7 +213,11 @@ def _refuse_other(job: Job, own: Path) -> None:
     version, cuda = json.loads(said.splitlines()[-1])  # after warnings, such as about numpy
     found = "cpu" if cuda is None else f"cu{cuda.replace('.', '')}"
     if job.label.cuda is not None and found != str(job.label):
-        raise KernelError(f"no torch {job.torch} for {job.label}", found=f"torch {version}, for {found}")
+        raise KernelError(
+            f"no torch {job.torch} for {job.label}",
+            found=f"torch {version}, for {found}",
+            fix=f"name a torch that has {job.label}, or another --cuda",
+        )
 
 
 def variables(job: Job, made: Environment, requires: Path, work: Path, settings: Settings) -> dict[str, str]:
@@ -274,8 +278,7 @@ def run(
         status, said = process.run(shell, log=log, environment=env, umask=process.INHERITED, tick=tick)
     if status:
         raise KernelError(
-            f"{what}: a command failed",
-            found=failure.told(said),
+            f"{what}: a command failed", found=failure.told(said), fix=f"correct its first error; the log is {log}"
         )
     log.unlink()
     return said

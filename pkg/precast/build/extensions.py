@@ -125,4 +125,6 @@ def _flat(extensions: Iterable[Any]) -> Iterable[Any]:
 
 
 def _bad(name: str, found: str, needed: str) -> KernelError:
-    return KernelError(f"{name} cannot be built into a wheel", found=found, needed=needed)
+    return KernelError(
+        f"{name} cannot be built into a wheel", found=found, needed=needed, fix="correct the extension in setup.py"
+    )

@@ -11,7 +11,7 @@ from precast.core.host import TorchInfo
 from precast.core.manifest import HostFile
 from precast.core.torch_abi import Exact, Stable, is_git_version
 from precast.core.version import Label
-from precast.errors import KernelError
+from precast.errors import REPORT, KernelError
 
 
 def compiled(name: str, suffix: str, data: bytes, *, limited: bool) -> xray.Library:
@@ -22,7 +22,7 @@ def compiled(name: str, suffix: str, data: bytes, *, limited: bool) -> xray.Libr
         tag = (python, "abi3" if limited else f"{python}{threads}", "")
         return xray.library(f"{name.replace('.', '/')}{suffix}", data, tag)
     except elf.ElfError as error:
-        raise KernelError(f"{name}: the compiler made no usable library: {error}") from error
+        raise KernelError(f"{name}: the compiler made no usable library: {error}", fix=REPORT) from error
 
 
 def torch_abi(torch: TorchInfo) -> Exact:
@@ -34,6 +34,7 @@ def torch_abi(torch: TorchInfo) -> Exact:
             f"the commit of torch {torch.version} is unknown, so no module can be matched to it",
             found=f"a pre-release whose git version is {torch.version.git or 'not known'}",
             needed="a release of torch, or a pre-release that states its commit",
+            fix="pip install a release of torch, and build again",
         )
     return Exact(torch.version.release, torch.cxx11, torch.version.git)
 
@@ -46,7 +47,12 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
     """
     name, bound = library.module, library.bound
     if library.error:
-        raise KernelError(f"{name} cannot be read", found=library.error, needed="machine code and device code")
+        raise KernelError(
+            f"{name} cannot be read",
+            found=library.error,
+            needed="machine code and device code",
+            fix="build it again: the file is damaged",
+        )
     if bindings.brings_runtime(library.info):
         raise KernelError(
             f"{name} has a C++ runtime of its own",
@@ -63,7 +69,7 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
             f"{name} is not on torch's stable ABI",
             found=found,
             needed="what torch/csrc/stable and the C shims offer, without a CUDA runtime",
-            fix="a CppExtension or CUDAExtension, for one torch",
+            fix="make it a CppExtension or CUDAExtension, which fits one torch",
         )
     cuda = None if label.cuda is None else label.cuda.major
     if bound.cudart is not None and label.text and bound.cudart != cuda:
@@ -80,6 +86,7 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
             f"{name} needs {named}, and nothing says which torch has it",
             found="none of the torches that precast knows, and none that was named for it",
             needed="the torch that built it",
+            fix="say which torch built it: --torch 2.13.0",
         )
     return replace(
         file,

@@ -84,7 +84,12 @@ def read(path: Path, stated: Stated) -> Finished:
     files, programs = _files(path)
     for name in OWN[:2]:
         if f"{match['name']}-{contents.version}.dist-info/{name}" not in files:
-            raise KernelError(f"{path} is not a wheel", found=f"no {name} in it", needed="one in its .dist-info")
+            raise KernelError(
+                f"{path} is not a wheel",
+                found=f"no {name} in it",
+                needed="one in its .dist-info",
+                fix="build the wheel again",
+            )
     manifests = _manifests(files)
     default = manifests[0][1].label if manifests else Label("")
     labels = {_label(contents.version, stated.of(one.path), default) for one in contents.libraries}
@@ -106,7 +111,12 @@ def read(path: Path, stated: Stated) -> Finished:
     left = [one for one in libraries if one.path not in moved | guards.keys()]
     if not guards and not manifests:
         found = f"{_shown(left)}, which neither import nor torch opens"
-        raise KernelError(f"{path.name} has nothing to guard", found=found, needed="a Python module, or ops of torch")
+        raise KernelError(
+            f"{path.name} has nothing to guard",
+            found=found,
+            needed="a Python module, or ops of torch",
+            fix="none: publish the wheel as it is",
+        )
     for library in libraries:
         _refuse_opened_by_code(library, [one for one in libraries if one.path in guards])
     stay = {one.path for library in left for one in _left(library, libraries, guards)}
@@ -309,8 +319,10 @@ def _refuse_two_meanings(path: Path, guards: set[str], rest: dict[str, bytes]) -
                 f"{path.name} has two meanings of {guard}",
                 found="a file of that name next to a library",
                 needed="one of them under another name",
+                fix="rename the Python file or the library, and build again",
             )
 
 
 def _bad(library: xray.Library, found: str, needed: str, fix: str = "") -> KernelError:
+    fix = fix or f"build the wheel again, with {needed}"
     return KernelError(f"{library.path} cannot be guarded", found=found, needed=needed, fix=fix)

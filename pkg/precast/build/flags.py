@@ -25,7 +25,11 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
     """The options for a C++ file; with PRECAST_DEBUG=1, those for a debugger."""
     found, looked_at = toolchain.find_compiler(settings)
     if found is None:
-        raise KernelError("no C++ compiler to know the options of", found=looked_at)
+        raise KernelError(
+            "no C++ compiler to know the options of",
+            found=looked_at,
+            fix="apt-get install g++, or name one: export CXX=/path/to/g++",
+        )
     options = flags.host_options(found.kind, debug=settings.debug)
     return (*options, *_defines(classic=classic), *include(settings, classic=classic))
 

@@ -47,9 +47,10 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
         target = folder / wheel.name
         if target.exists() and target.read_bytes() != wheel.read_bytes():
             raise KernelError(
-                f"{target} is there with other bytes",
+                f"{target} already exists with other bytes",
                 found=f"sha256 {_digest(target)}, not {_digest(wheel)}",
                 needed="another version: installers keep a file that they have seen",
+                fix="raise the version, and build again",
             )
         placed.append((wheel, target))
     with staging.staged(site) as staged:

@@ -83,4 +83,5 @@ def _with_soname(library: xray.Library, name: str, tag: tuple[str, str, str] | N
 
 
 def _unfit(found: str, needed: str, fix: str = "") -> KernelError:
+    fix = fix or f"build the wheel again, with {needed}"
     return KernelError("a library that others link cannot be guarded", found=found, needed=needed, fix=fix)

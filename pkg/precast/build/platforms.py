@@ -48,4 +48,6 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
 
 
 def _refused(file: HostFile, found: str, needed: str) -> KernelError:
-    return KernelError(f"{file.path} keeps no manylinux policy", found=found, needed=needed)
+    return KernelError(
+        f"{file.path} fits no manylinux policy", found=found, needed=needed, fix="build in a manylinux image"
+    )

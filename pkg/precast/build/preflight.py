@@ -41,7 +41,7 @@ def refuse_missing(extensions: Iterable[Any]) -> None:
                 beside = sorted(str(path) for path in Path(source).parent.glob("*") if path.is_file())
                 meant = dangling.near_miss(source, beside)
                 needed = f"{meant}, which is there, or another file" if meant else "the path of a file, from setup.py"
-                raise _refused(extension.name, f"no file {source}", needed)
+                raise _refused(extension.name, f"no file {source}", needed, "correct the name in setup.py")
 
 
 def refuse_unbuildable(extensions: Iterable[Any], torch: TorchInfo | None, settings: Settings) -> None:
@@ -87,5 +87,5 @@ def torch_form(targets: Iterable[GpuTarget]) -> str:
     return ";".join(f"{name}+PTX" if ptx else name for name, ptx in names.items())
 
 
-def _refused(name: str, found: str, needed: str, fix: str = "") -> KernelError:
+def _refused(name: str, found: str, needed: str, fix: str) -> KernelError:
     return KernelError(f"{name} cannot be built", found=found, needed=needed, fix=fix)

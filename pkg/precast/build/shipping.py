@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         chosen = [one for one in listed if options.only is None or one.name in options.only]
         missing = sorted(set(options.only or ()) - {one.name for one in chosen})
         if missing or not chosen:
-            raise KernelError(f"{options.list} has no package {', '.join(missing) or 'at all'}")
+            raise KernelError(
+                f"{options.list} has no package {', '.join(missing) or 'at all'}", fix="name packages of the list"
+            )
     except KernelError as error:
         print(error, file=sys.stderr)
         return 2

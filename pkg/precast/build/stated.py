@@ -39,7 +39,12 @@ class Stated:
         for glob, version in self.patterns:
             if not any(fnmatchcase(path, glob) for path in paths):
                 asked = f"--torch '{glob}={version}' takes no library of {contents.name}"
-                raise KernelError(asked, found=", ".join(paths), needed="a pattern that takes the whole of such a path")
+                raise KernelError(
+                    asked,
+                    found=", ".join(paths),
+                    needed="a pattern that matches a whole path",
+                    fix="state the torch of one wheel: --torch '*/torch-2.13/*=2.13'",
+                )
         by_path = replace(self, other=None)
         told = ((one, by_path.of(one.path)) for one in contents.libraries)
         libraries = (one if torch is None else replace(one, stated=torch.release) for one, torch in told)

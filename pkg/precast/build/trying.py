@@ -108,6 +108,7 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
             raise KernelError(
                 f"the tests of {wheel.name} did not run in {job.name}",
                 found=failure.told(said),
+                fix="correct the first error of pytest above",
             )
         passed, failed, skipped = _counts(report)
     listed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
@@ -138,7 +139,11 @@ def _copied(path: Path, to: Path) -> str:
     elif path.is_file():
         shutil.copy(path, to / path.name)
     else:
-        raise KernelError(f"the test {path} does not exist", needed="a file or a folder with tests for pytest")
+        raise KernelError(
+            f"the test {path} does not exist",
+            needed="a file or a folder with tests for pytest",
+            fix="name a file or folder that exists: --tests tests",
+        )
     return path.name
 
 

@@ -70,7 +70,11 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
         common = sorted(set.intersection(*exact), key=lambda tag: (len(tag), tag))
         if not common:
             each = "; ".join(f"{name}: {', '.join(sorted(some))}" for (_, name), some in sorted(modules.items()))
-            raise KernelError("there is no Python for which every module was built", found=each)
+            raise KernelError(
+                "there is no Python for which every module was built",
+                found=each,
+                fix="build all modules with one Python",
+            )
         return ".".join(dict.fromkeys(tag.removesuffix("t") for tag in common)), ".".join(common)
     return (_OLDEST, "abi3") if "abi3" in pythons else ("py3", "none")
 

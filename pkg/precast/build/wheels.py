@@ -124,9 +124,19 @@ def unpacked(source: Path, folder: Path) -> Path:
             (source,) = (folder / "sdist").iterdir()
         except (tarfile.TarError, EOFError, OSError, ValueError) as error:
             needed = "name-version.tar.gz with one folder, or a folder"
-            raise KernelError(f"{source} is no sdist", found=str(error), needed=needed) from error
+            raise KernelError(
+                f"{source} is not an sdist",
+                found=str(error),
+                needed=needed,
+                fix="name an sdist (.tar.gz) or a folder with setup.py or pyproject.toml",
+            ) from error
     if not any((source / name).is_file() for name in ("setup.py", "pyproject.toml")):
-        raise KernelError(f"{source} is no package", found="no setup.py, no pyproject.toml", needed="one of them")
+        raise KernelError(
+            f"{source} is not a package",
+            found="no setup.py, no pyproject.toml",
+            needed="one of them",
+            fix="name a folder with setup.py or pyproject.toml",
+        )
     return source.resolve()
 
 

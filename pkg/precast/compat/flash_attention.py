@@ -49,7 +49,9 @@ class AttentionExtension(Extension):
 
     def build_aot(self) -> Any:
         """Raise KernelUnavailable, because the package is already built."""
-        raise KernelUnavailable(f"{self.name} is not built here: it calls the package {self.package}")
+        raise KernelUnavailable(
+            f"{self.name} is not built here: it calls the package {self.package}", fix=f"pip install {self.package}"
+        )
 
     def build_jit(self) -> Any:
         """The same as ``load``."""

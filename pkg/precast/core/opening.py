@@ -131,7 +131,11 @@ def wheel_of(package: str) -> Wheel:
     """The manifest of an importable package, from whichever of its path entries has one."""
     spec = importlib.util.find_spec(package) if package else None
     if spec is None:
-        raise KernelError(f"there is no package {package!r}", needed="an installed one that precast.build has built")
+        raise KernelError(
+            f"there is no package {package!r}",
+            needed="an installed one that precast.build has built",
+            fix=f"pip install {package}",
+        )
     folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
     for folder in folders:
         info = _manifest(folder, package)
@@ -147,7 +151,11 @@ def wheel_in(folder: Path) -> Wheel:
     package = _package_of(folder)
     info = _manifest(folder, package)
     if info is None:
-        raise KernelError(f"there is no {verify.MANIFEST} in {folder}", needed="the files that precast.build wrote")
+        raise KernelError(
+            f"there is no {verify.MANIFEST} in {folder}",
+            needed="the files that precast.build wrote",
+            fix="install the package again, from its wheel",
+        )
     return Wheel(package, folder, info)
 
 

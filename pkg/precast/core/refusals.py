@@ -67,9 +67,10 @@ def cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
         found = f"{path}: {reason.found}"
         return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.needed, fix=reason.fix)
     return PrebuiltRefused(
-        f"{what} cannot be opened, though it is what its manifest says and all of that fits",
+        f"{what} matches its manifest and fits this process, but cannot be opened",
         found=f"{path}: {error}",
         needed="a library that its author has tried: python -m precast.build --audit WHEEL",
+        fix=f"report it to the authors of {what}",
     )
 
 

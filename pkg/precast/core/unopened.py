@@ -43,7 +43,11 @@ def why(path: Path, said: str) -> Rejection | None:
             f"no memory to map it, under a limit of {limit >> 20} MiB (ulimit -v)" if limited else "no memory to map it"
         )
         return Rejection(
-            Reason.UNOPENED, "memory for the library", found, fix="ulimit -v unlimited" if limited else "", passing=True
+            Reason.UNOPENED,
+            "memory for the library",
+            found,
+            fix="ulimit -v unlimited" if limited else "free memory, and call again",
+            passing=True,
         )
     if number in (errno.EMFILE, errno.ENFILE):
         return Rejection(

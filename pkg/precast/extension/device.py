@@ -211,7 +211,12 @@ class DeviceExtension(Places, Extension):
         host = probe.probe_host(settings, gpus=True, certain=certain)
         if host.driver is None or not host.gpus:
             found = "no GPU is visible" if host.driver else "no CUDA driver (libcuda.so.1)"
-            raise KernelUnavailable(f"{self.name} cannot be loaded here", found=found, needed="an NVIDIA GPU")
+            raise KernelUnavailable(
+                f"{self.name} cannot be loaded here",
+                found=found,
+                needed="an NVIDIA GPU",
+                fix="run it where torch.cuda.is_available() is True",
+            )
         shipped, why = self._shipped(settings) if prebuilt else ({}, "")
         chosen = []
         for gpu in host.gpus:
@@ -236,6 +241,7 @@ class DeviceExtension(Places, Extension):
                 f"{self.name} cannot run on GPU {gpu.index}, {gpu.name}",
                 found=f"compute capability {gpu.capability}",
                 needed=f"one that {' or '.join(map(str, named))} runs on",
+                fix="name a target for it in targets() of the extension",
             )
         return max(fitting, key=lambda target: (target.kind is not TargetKind.PTX, target.capability, target.suffix))
 

@@ -144,13 +144,16 @@ class KernelLoader:
                 return self._remembered(extension)
         for broken in self._broken:
             if broken.name == wanted:
-                raise KernelUnavailable(f"{type(self).__name__} has no {wanted!r} that can be used: {broken.reason}")
+                raise KernelUnavailable(
+                    f"{type(self).__name__} has no {wanted!r} that can be used: {broken.reason}",
+                    fix="correct or remove the package that registers it",
+                )
         names = [*(extension.name for extension in extensions), *self.ALIASES]
         close = difflib.get_close_matches(ext_name, names, n=1)
         raise KernelUnavailable(
             f"{type(self).__name__} has no extension {ext_name!r}",
             needed=f"one of {', '.join(names) or 'none, as none is registered'}",
-            fix=[f"{type(self).__name__}().load(ext_name={name!r})" for name in close],
+            fix=[f"{type(self).__name__}().load(ext_name={name!r})" for name in close] or ["python -m precast list"],
         )
 
     def _load_best(self) -> Any:

@@ -119,7 +119,7 @@ def cuda_home(name: str) -> str:
             f"{name} cannot be built: there is no CUDA toolkit",
             found=f"CUDA_HOME={CUDA_HOME}, and no nvcc in its bin",
             needed="a toolkit of torch's CUDA major",
-            fix="CUDA_HOME=/where/it/is",
+            fix="export CUDA_HOME=/usr/local/cuda",
         )
     return str(CUDA_HOME)
 
@@ -205,5 +205,8 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
         raise failure.build_failed(native.name, log, shown, cache.failure_log(key), tool=tool)
     built = sorted((staging / "lib").rglob("*.so"))
     if len(built) != 1:
-        raise BuildFailed(f"{native.name}: the build left {len(built)} libraries behind, and one was to come")
+        raise BuildFailed(
+            f"{native.name}: the build left {len(built)} libraries behind instead of one",
+            fix="let the extension build one library",
+        )
     return Path(shutil.move(built[0], staging / built[0].name))

@@ -48,7 +48,7 @@ class TorchExtension(Extension):
             f"{self.name} cannot be built ahead of time",
             found="functions in plain torch",
             needed="nothing: they are always there",
-            fix="load it instead",
+            fix="call load() instead",
         )
 
     def build_jit(self) -> KernelModule:

@@ -117,7 +117,7 @@ def _tables(op: str, cos: Tensor, sin: Tensor, query: Tensor, whole: bool, inter
     )
     same_shape(op, "sin", sin, "cos", cos)
     most = query.shape[-1] // 2
-    or_whole = ", or one for each element of halves" if whole else ""
+    or_whole = ", or head_dim columns (not if interleaved)" if whole else ""
     require(
         cos.shape[1] <= most or (whole and not interleaved and cos.shape[1] == query.shape[-1] == 2 * most),
         lambda: (

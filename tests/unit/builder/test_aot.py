@@ -42,7 +42,7 @@ def test_another_architecture_takes_a_label(monkeypatch: pytest.MonkeyPatch) -> 
     assert aot.mode_of(Settings(arch="x86_64")) is BuildMode.PURE
     assert aot.mode_of(replace(CU130, arch="aarch64")) is BuildMode.RELEASE
     for settings in (Settings(arch="aarch64"), Settings(arch="aarch64", cuda_ext=True)):
-        with pytest.raises(KernelError, match="PRECAST_ARCH=aarch64 is the architecture of a release wheel"):
+        with pytest.raises(KernelError, match="PRECAST_ARCH=aarch64 is for release wheels, and this build is not one"):
             aot.mode_of(settings)
 
 
@@ -107,14 +107,14 @@ def test_a_minor_of_torch_that_there_is_not_stops_the_build_at_once(checkout: Pa
         aot.requirements(slim, checkout)
     said = str(caught.value)
     assert said.startswith("PRECAST_ONLY_TORCH=9.9 selects no torch for ")
-    assert "needed  one of 2.4, 2.5, 2.6, " in said and "fix     1) PRECAST_ONLY_TORCH=2." in said
+    assert "needed  one of 2.4, 2.5, 2.6, " in said and "fix     1) export PRECAST_ONLY_TORCH=2." in said
     with pytest.raises(KernelError, match="selects no torch"):
         aot.requirements(replace(slim, parts="parts"), checkout)
     assert "ninja" not in aot.requirements(replace(slim, only_torch=Release(2, 6), parts="parts"), checkout)
 
 
 def test_a_slim_wheel_takes_a_label() -> None:
-    with pytest.raises(KernelError, match=r"PRECAST_ONLY_TORCH=2\.6 is about a release wheel"):
+    with pytest.raises(KernelError, match=r"PRECAST_ONLY_TORCH=2\.6 is for release wheels"):
         aot.mode_of(Settings(only_torch=Release(2, 6)))
 
 

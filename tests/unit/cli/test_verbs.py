@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from precast import kernel_loader
-from precast._builder import catalogue, public
+from precast._builder import catalogue, public, python
 from precast._builder.cache import BuildKey, Cache
 from precast._cli import doctor, names, output, report
 from tests.kit import spawn, used_families
@@ -255,3 +256,20 @@ def test_sizes() -> None:
         "2.0 MB",
         "3.0 GB",
     ]
+
+
+@pytest.mark.parametrize("reason", ["No module named 'numpy'", "it is broken"])
+@pytest.mark.parametrize("start", ["precast doctor", "precast.build --cflags --classic", "child of ours"])
+def test_nothing_stands_above_an_answer_without_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, reason: str
+) -> None:
+    (tmp_path / "numpy.py").write_text(f"raise ModuleNotFoundError({reason!r})")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = (
+        [sys.executable, "-m", *start.split()]
+        if start.startswith("precast")
+        else python.command("precast._cli.numbers")
+    )
+    done = spawn.run(*command, env=spawn.environ("PYTHONPATH", PYTHONPATH=spawn.search_path(tmp_path)))
+    warned = [line for line in done.stderr.splitlines() if "NumPy" in line]
+    assert len(warned) == (reason == "it is broken"), "a NumPy that does not work is told"

@@ -27,7 +27,9 @@ from precast.core.host import Host
 from precast.errors import KernelError
 from precast.kernel_loader import CPUAdamLoader, RMSNormLoader
 from tests.kit import hosts as ex
+from tests.unit.load import error_table
 
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"
 Snapshot = Callable[[str, str], None]
 AUTO = Settings()
 
@@ -172,3 +174,40 @@ def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path, monk
 
 def keep(snapshot: Snapshot, name: str, text: str) -> None:
     snapshot(f"errors/{name}.txt", text.replace(__version__, "1.2.3") + "\n")
+
+
+# Errors that pass on a text, which has its fix in it.
+PASSED_ON = {
+    "'\\n'.join([what, *lines])",
+    "_NO_SUBINTERPRETER",
+    "dangling.refusal(f'{one.namespace}::{one.name}', meant, one.place, library)",
+    "f'rank {rank} could not prepare the kernels of its node\\n{failure}'",
+    "f'{_text(error.value)}\\n  from    {function} of {self.path}'",
+    "fixes.needs_torch('a model', replace(host, installer=probe.probe_installer()))",
+    "fixes.needs_torch(self.name, host)",
+    "only_linux(platform)",  # one sentence: no command makes it Linux
+    "refusal(op, meant, place, str(path))",
+}
+
+
+def test_each_text_has_a_fix_or_says_that_there_is_none() -> None:
+    """``python -m tests.unit.load.error_table`` prints them all."""
+    texts = list(error_table.texts())
+    assert len(texts) > 150
+    without = {text.place: text.what for text in texts if "fix" not in text.parts and text.what not in PASSED_ON}
+    assert without == {}
+    assert {text.what for text in texts} >= PASSED_ON
+    assert {text.place for text in texts if text.parts.get("fix") in ("''", "[]", "()")} == set()
+
+
+def test_a_command_of_precast_that_a_fix_offers_is_one_that_there_is() -> None:
+    verbs = set(re.findall(r"^## `precast ([a-z-]+(?: [a-z]+)?)`", REFERENCE.read_text(), re.MULTILINE))
+    offered = {
+        command
+        for text in error_table.texts()
+        for command in re.findall(
+            r"(?<![\w.])(?<!install )(?:python -m )?precast ([a-z-]{2,}(?: [a-z]{4,})?)", text.parts.get("fix", "")
+        )
+    }
+    assert {"cache clear", "doctor", "list"} <= offered | {"list"}
+    assert {one for one in offered if not {one, one.split()[0]} & verbs} == set()

@@ -51,6 +51,15 @@ def test_the_answers_are_those_of_the_table(tmp_path: Path) -> None:
     assert set(choice["12.8"]) == set(selector.GPUS)
 
 
+def test_one_label_serves_different_machines() -> None:
+    """By hand: only CUDA 12 has Volta, of its labels cu128 and cu129 have Blackwell, and only CUDA 13 has Thor."""
+    codes = selector.planned(KNOWN, "1.0", selector.HERE)["codes"]
+    fleet = [("x86_64", "12.1", "7.0"), ("x86_64", "13.0", "8.0"), ("x86_64", "12.4", "8.9"), ("x86_64", "13.2", "9.0")]
+    assert selector.common(codes, [*fleet, ("aarch64", "13.0", "12.1")]) == ("cu129", selector.SAME_MAJOR)
+    assert selector.common(codes, fleet[1:2] + fleet[3:]) == ("cu132", selector.SASS)
+    assert selector.common(codes, [("aarch64", "13.0", "11.0"), ("x86_64", "12.4", "7.0")])[1] == selector.PTX
+
+
 def test_only_what_is_published_is_offered(tmp_path: Path) -> None:
     data = selector.data(KNOWN, published(tmp_path, "cu121", "cu130"))
     assert list(data["labels"]) == ["cu121", "cu130"]
