@@ -26,7 +26,7 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
     found, looked_at = toolchain.find_compiler(settings)
     if found is None:
         raise KernelError(
-            "no C++ compiler to know the options of",
+            "no C++ compiler, so its options are not known",
             found=looked_at,
             fix="apt-get install g++, or name one: export CXX=/path/to/g++",
         )

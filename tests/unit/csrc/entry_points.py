@@ -18,7 +18,7 @@ ROW = re.compile(r"KERNEL\((\w+), \w+, \w+, \w+, (?:(\d+)|BY_MAJOR\((\d+), (\d+)
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A kernel and the registers its threads may take: ``registers``, or from a major on what ``on_major`` says."""
+    """A kernel, and the registers that a thread of it may take: ``registers``, or ``on_major`` from a major on."""
 
     name: str
     registers: int
