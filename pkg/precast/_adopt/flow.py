@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from precast._adopt.source import Unreadable, syntax
 
 
@@ -79,23 +81,100 @@ def _assigns(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Assign) and [ast.unparse(one) for one in node.targets] == [name]
 
 
+def called(forward: Any, function: str) -> tuple[int, int]:
+    """How a forward calls a global function that rotates: with how many tensors of heads, and which axis they have.
+
+    Raises:
+        Unreadable: it does something else with it, or calls it in several ways.
+    """
+    body, found = syntax(forward), set[tuple[int, int]]()
+    named = [node for node in ast.walk(body) if isinstance(node, ast.Name) and node.id == function]
+    calls = [node for node in ast.walk(body) if isinstance(node, ast.Call) and node.func in named]
+    for call in calls:
+        words = {word.arg: word.value for word in call.keywords}
+        axis = words.get("unsqueeze_dim", ast.Constant(1))
+        plain = {*words} <= {"unsqueeze_dim"} and not any(isinstance(one, ast.Starred) for one in call.args)
+        if plain and isinstance(axis, ast.Constant) and axis.value in (1, 2) and len(call.args) in (3, 4):
+            found.add((len(call.args) - 2, 1 + (axis.value == 2)))
+        else:
+            found |= {(0, 0), (1, 1)}
+    if len(found) != 1 or len(named) != len(calls):
+        raise Unreadable(f"its forward does not call {function} with heads and two tables, always in one way")
+    return found.pop()
+
+
 def rotated(forward: Any, function: str) -> tuple[str, ...]:
     """The children whose results, queries and keys, an attention gives to ``function`` alone; empty if there are none.
 
-    The attention calls that global function once, with queries, keys and two tables.
-
     Raises:
-        Unreadable: it does something else with it.
+        Unreadable: its source cannot be read.
     """
     body = syntax(forward)
     own = functools.partial(_own, body.args.args[0].arg)
-    named = [node for node in ast.walk(body) if isinstance(node, ast.Name) and node.id == function]
-    calls = [node for node in ast.walk(body) if isinstance(node, ast.Call) and node.func in named]
-    if len(named) != 1 or len(calls) != 1 or len(calls[0].args) != 4 or calls[0].keywords:
-        raise Unreadable(f"its forward does not call {function} once, with queries, keys and two tables")
+    calls = [node for node in ast.walk(body) if isinstance(node, ast.Call) and ast.unparse(node.func) == function]
+    if len(calls) != 1 or len(calls[0].args) != 4:
+        return ()
     norms = tuple(_norm_before(own, body, calls[0], given) for given in calls[0].args[:2])
     apart = all(_count(own, body, name) == 1 for name in norms) and len({*norms}) == 2
     return norms if all(norms) and apart else ()
+
+
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.USub)
+_PARTS = (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Slice, ast.expr_context, ast.keyword)
+_METHODS = {"chunk", "flatten", "float", "repeat_interleave", "squeeze", "to", "type_as", "unsqueeze"}
+_JOIN = {"torch.cat", "torch.stack", "torch.chunk"}
+_DTYPES = {"torch.float", "torch.float32"}
+
+
+def straight(function: Any, name: str) -> tuple[Any, ...]:
+    """A function of that name, and those that it calls, if it is arithmetic of elements for tensors of every shape.
+
+    It has no branch or loop, and no number of it is a size: tensors are cut only by the sizes of others, or by twos.
+    Such a function computes one formula for all calls, so a probe of some proves it.
+
+    Raises:
+        Unreadable: what else it does.
+    """
+    body, found = syntax(function, name), [function]
+    for one in body.body:
+        text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+        if not text and not isinstance(one, (ast.Assign, ast.Return)):
+            raise Unreadable(f"{function.__name__} is no formula: {ast.unparse(one).splitlines()[0]}")
+        for node in () if text else list(ast.walk(one))[1:]:
+            if isinstance(node, ast.Name) and node.id not in function.__code__.co_varnames:
+                found += straight(function.__globals__.get(node.id), node.id) if node.id != "torch" else ()
+            elif not (
+                _is_formula(node, function.__globals__)
+                or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+            ):
+                raise Unreadable(f"{function.__name__} is no formula: {ast.unparse(node)}")
+    return tuple(dict.fromkeys(found))
+
+
+def _is_formula(node: ast.AST, known: Any) -> bool:
+    match node:
+        case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+            return False
+        case ast.Subscript(ast.Attribute(_, "shape"), _):
+            return True
+        case ast.Subscript(_, ast.Tuple([ast.Constant(value), ast.Slice() as cut])):
+            ends = (cut.lower, cut.upper)
+            numbers = [end for end in ends if isinstance(end, ast.Constant)]
+            twos = isinstance(cut.step, ast.Constant) and cut.step.value == 2 and cut.upper is None
+            return value is ... and (twos or (cut.step is None and not numbers))
+        case ast.Subscript():
+            return False
+        case ast.Call(ast.Attribute(ast.Name("torch"), _) as joined):
+            return ast.unparse(joined) in _JOIN and known.get("torch") is torch
+        case ast.Call(ast.Name()):  # its name is looked at too
+            return True
+        case ast.Call(ast.Attribute(_, method)):
+            return method in _METHODS
+        case ast.Attribute(_, name):
+            return name in {"shape", "dtype", *_METHODS} or ast.unparse(node) in _JOIN | _DTYPES
+        case ast.BinOp(_, operator, _) | ast.UnaryOp(operator, _):
+            return isinstance(operator, _ARITHMETIC)
+    return isinstance(node, (*_PARTS, *_ARITHMETIC))
 
 
 def _norm_before(own: _Own, body: ast.FunctionDef, call: ast.Call, given: ast.expr) -> str:

@@ -32,7 +32,6 @@ PACKAGES = {
 }
 DEVICES = ("cpu", "cuda")
 _CAUSAL = re.compile(r"(ForCausalLM|LMHeadModel)$")
-_ROTARY = re.compile(r"^_?apply_rotary")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
             yield found
             if not context.logits:
                 yield from _without_logits(found, device)
-        elif any(_ROTARY.match(word) for word in _globals_used(cls)):
+        elif any(rotation.ROTARY.match(word) for word in _globals_used(cls)):
             yield _rotation(name, module, device, id(module) in context.gathered, proofs)
         return
     digest = methods[rule.method][0]
@@ -127,13 +126,13 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
     key = (here, rotation.key(module, norms))
     if key not in proofs:
         try:
-            casting, note = rotation.prove(module, norms, here)
+            form, note = rotation.prove(module, norms, here)
         except KernelError as error:
-            casting, note = None, f"no kernel here: {str(error).splitlines()[0]}"
-        if casting is None:
+            form, note = None, f"no kernel here: {str(error).splitlines()[0]}"
+        if form is None:
             proofs[key] = note
         else:
-            proofs[key] = Exact(lambda one: rotation.bind(one, norms, casting, here), note, None, here)
+            proofs[key] = Exact(lambda one: rotation.bind(one, norms, form, here), note, None, here)
     return Found(name, module, "rotary", digest, proofs[key], sources=rotation.sources(module, norms))
 
 

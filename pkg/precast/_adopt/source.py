@@ -58,15 +58,6 @@ def fingerprint_of_functions(*functions: Any) -> str:
     return _digest(_text(function.__name__, function).plain for function in functions)
 
 
-def fingerprint_of_copies(*functions: Any) -> str:
-    """The same for functions of one module, of which others may have copies.
-
-    Raises:
-        Unreadable: as above.
-    """
-    return _digest(_text(one.__name__, one).plain.replace(f"{functions[0].__module__}.", "") for one in functions)
-
-
 Sources = tuple[tuple[str, str], ...]  # what was read beside a forward: names, with what they lead to
 
 
