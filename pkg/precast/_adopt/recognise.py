@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import forwards, instances, loss, rotation
+from precast._adopt import forwards, gating, instances, loss, rotation
 from precast._adopt.probe import Probe, decide, probe
 from precast._adopt.rules import Bound, Rule
 from precast._adopt.seen import state_of
@@ -88,11 +88,19 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
     methods = _methods(cls, rules)
     rule = next((one for one in rules if methods[one.method][0] in one.known), None)
     if rule is None:
+        try:
+            act, no_gate = gating.activation(module), ""
+        except Unreadable as error:
+            act, no_gate = "", str(error)
+        if act:
+            yield _gated(name, module, act, device, id(module) in context.gathered, proofs)
+            return
         bases = [base.__name__ for base in cls.__mro__]
         named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
         if named is not None and not instances.is_ours(module.__dict__.get("forward")):
             digest, unreadable = methods[named.method]
             reason = unreadable or f"no rule knows what its {named.method} does"
+            reason = no_gate if named.kind == "gated_mlp" else reason
             yield Found(name, module, named.kind, digest, reason)
         elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
             found = _loss(name, module, device)
@@ -115,6 +123,19 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
     child: Any = type(module._modules.get(rule.child(names)))
     read = (source_of(child),) if issubclass(child, Module) and isinstance(proofs[key], Exact) else ()
     yield Found(name, module, rule.kind, digest, proofs[key], sources=read)
+
+
+def _gated(name: str, module: Any, act: str, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
+    here = next((p.device.type for p in module.parameters()), device)
+    digest, child = loss.fingerprint_of(type(module)), module._modules[act]
+    reason = _refusal(module, "forward", here, gathered)
+    if reason:
+        return Found(name, module, "gated_mlp", digest, reason)
+    key = (here, type(module), act, state_of(child))
+    if key not in proofs:
+        gate, note = gating.prove(module, act, here)
+        proofs[key] = note if gate is None else Exact(lambda one: gating.bind(one, act, gate, here), note, None, here)
+    return Found(name, module, "gated_mlp", digest, proofs[key], sources=(source_of(type(child)),))
 
 
 def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:

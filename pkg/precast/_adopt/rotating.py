@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from precast._adopt.forwards import Proof
-from precast._adopt.instances import ROTATE, eps_of, ours, own, served
+from precast._adopt.instances import ROTATE, eps_of, ours, own, run_as, served
 from precast._adopt.seen import Child, is_changed, unproved
 from precast._adopt.source import codes, with_attribute
 from precast.ops.norm import Casting
@@ -92,10 +92,7 @@ def attention(
         return own(module, *given, **named)
     cls: Any = type(module)  # classes of modules are not hashable to mypy
     names = tuple((name, eps) for (name, _), eps in norms)
-    changed = _rotating(cls, codes(cls.forward), names, form, device)
-    twin = object.__new__(changed)
-    twin.__dict__ = module.__dict__
-    return changed.forward(twin, *given, **named)
+    return run_as(_rotating(cls, codes(cls.forward), names, form, device), module, *given, **named)
 
 
 @functools.lru_cache(maxsize=256)
