@@ -12,11 +12,12 @@ import torch
 from precast._adopt.source import Unreadable, syntax
 
 
-def logits_of(forward: Any) -> tuple[str, ...]:
-    """The options of ``self.config`` that must be None if a causal model needs no logits but for its loss.
+def logits_of(forward: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The options of ``self.config`` that must be None if a causal model needs no logits but for its loss, and scales.
 
     In such a forward the result of ``self.lm_head`` is given to ``self.loss_function`` and returned as ``logits=``. It
-    is used and changed nowhere else but under ``if self.config.<option> is not None``.
+    is used and changed nowhere else but under ``if self.config.<option> is not None``, and multiplied by, or divided
+    by, scales: attributes of ``self`` or of ``self.config``.
 
     Raises:
         Unreadable: what else the forward does with them.
@@ -29,8 +30,12 @@ def logits_of(forward: Any) -> tuple[str, ...]:
     if not named or _count(own, body, "lm_head") != 1:
         raise Unreadable("its forward has not one line that calls lm_head, with the hidden states alone")
     logits = made[0].targets[0].id  # type: ignore[attr-defined]
-    allowed, options = {id(made[0].targets[0])}, list[str]()
+    allowed, options, scales = {id(made[0].targets[0])}, list[str](), list[str]()
     for one in body.body:
+        scale = _scale(own, one, logits)
+        if scale:
+            allowed |= {id(node) for node in ast.walk(one)}
+            scales.append(scale)
         option = _condition(own, one)
         if option is not None and all(_assigns(inner, logits) for inner in one.body):  # type: ignore[attr-defined]
             allowed |= {id(node) for inner in one.body for node in ast.walk(inner)}  # type: ignore[attr-defined]
@@ -45,7 +50,7 @@ def logits_of(forward: Any) -> tuple[str, ...]:
     used = [node for node in ast.walk(body) if isinstance(node, ast.Name) and node.id == logits]
     if _count(own, body, "loss_function") != 1 or any(id(node) not in allowed for node in used):
         raise Unreadable("its forward does more with its logits than to return them and to give them to its loss")
-    return tuple(options)
+    return tuple(options), tuple(scales)
 
 
 def _own(instance: str, node: ast.AST | None, name: str) -> bool:
@@ -75,6 +80,16 @@ def _condition(own: _Own, node: ast.AST) -> str | None:
         case ast.If(ast.Compare(ast.Attribute(config, str(option)), [ast.IsNot()], [ast.Constant(None)]), _, []):
             return option if own(config, "config") else None
     return None
+
+
+def _scale(own: _Own, node: ast.AST, logits: str) -> str:
+    """The attribute in ``logits = logits * self.<attribute>``, or that of ``self.config``, or of a division."""
+    match node:
+        case ast.Assign([ast.Name(target)], ast.BinOp(ast.Name(value), ast.Mult() | ast.Div(), ast.Attribute() as by)):
+            path = ast.unparse(by).partition(".")[2]
+            plain = own(by, by.attr) or (own(by.value, "config") and path == f"config.{by.attr}")
+            return path if target == value == logits and plain else ""
+    return ""
 
 
 def _assigns(node: ast.AST, name: str) -> bool:

@@ -9,6 +9,8 @@ parameters have, autocast to 16 bits, tensor subclasses, views that are not cont
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -229,18 +231,36 @@ def causal_loss(
     return cross_entropy(logits.view(-1, vocab_size), **options) if head is None else head(logits, **options)
 
 
+def changed_logits(model: Any, options: tuple[str, ...], scales: tuple[str, ...]) -> str:
+    """How logits are changed so that they are needed: capped by an option, or by a scale that rounds. Or nothing.
+
+    A power of two does not round, so it may be multiplied with the rows before the head, unless float16 underflows.
+    """
+    for name in options:
+        value = getattr(model.config, name, None)
+        if value is not None:
+            return f"its logits are changed, as config.{name} is {value}"
+    for path in scales:
+        value = operator.attrgetter(path)(model)
+        if type(value) not in (int, float) or abs(math.frexp(value)[0]) != 0.5:
+            return f"its logits are scaled, and {path} is {value}, no power of two"
+        if model.lm_head.weight.dtype == torch.float16 or model.lm_head.bias is not None:
+            return f"its logits are scaled by {path}, and float16 may underflow or a bias is scaled too"
+    return ""
+
+
 @ours
 def without_logits(
-    model: Any, device: str, options: tuple[str, ...], /, *given: Any, _proof: Proof = None, **named: Any
+    model: Any, device: str, options: tuple[Any, Any], /, *given: Any, _proof: Proof = None, **named: Any
 ) -> Any:
     """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head.
 
-    ``options`` of its config change logits unless they are None.
+    ``options`` of its config change logits unless they are None; its scales are now multiplied with the rows.
     """
     kept, loss, head = named.get("logits_to_keep", 0), model.__dict__.get(LOSS), model.lm_head
     tuples = named.get("return_dict") is False or not model.config.return_dict
     replaced = not (is_ours(loss) and is_ours(head.__dict__.get("forward"))) or has_hooks(head)
-    replaced |= any(getattr(model.config, name, None) is not None for name in options)
+    replaced = replaced or bool(changed_logits(model, *options))
     called = named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept
     if called or replaced or unproved(model, _proof) or torch._C._are_functorch_transforms_active():
         return own(model, *given, **named)

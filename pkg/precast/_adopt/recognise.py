@@ -178,10 +178,10 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
     try:
         digest = loss.fingerprint_of(type(model))
         why, options = (
-            loss.without_logits(model) if isinstance(found.fate, Exact) else (f"its loss stays: {found.fate}", ())
+            loss.without_logits(model) if isinstance(found.fate, Exact) else (f"its loss stays: {found.fate}", ((), ()))
         )
     except Unreadable as error:
-        digest, why, options = "", str(error), ()
+        digest, why, options = "", str(error), ((), ())
     if why:
         yield Found(name, model, "logits", digest, why)
         return
