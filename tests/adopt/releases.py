@@ -33,14 +33,14 @@ MODELS = (
 )
 
 
-def table(site: Path | None = None) -> str:
-    """What is taken in the models of the transformers in a folder, or else of this environment."""
+def said(site: Path | None, *more: object) -> str:
+    """What a process with the transformers in a folder, or else of this environment, prints: by default its table."""
     quick = spawn.environ(OMP_NUM_THREADS=1, PYTHONPATH=spawn.search_path(ROOT))
-    return spawn.python("-m", "tests.adopt.releases", "--child", site or "", env=quick, cwd=ROOT).stdout
+    return spawn.python("-m", "tests.adopt.releases", "--child", site or "", *more, env=quick, cwd=ROOT).stdout
 
 
-def _child(site: str) -> None:
-    """Print the table."""
+def use(site: str) -> Any:
+    """The transformers in a folder, or else of this environment."""
     if site:  # the versions of what it requires are not its own: nothing here tokenizes or makes a request
         sys.path.insert(0, site)
         checks: Any = types.ModuleType("transformers.dependency_versions_check")
@@ -50,7 +50,22 @@ def _child(site: str) -> None:
         sys.modules["kernels"] = None  # type: ignore[assignment]
     warnings.simplefilter("ignore")
     logging.disable()
-    transformers = importlib.import_module("transformers")
+    return importlib.import_module("transformers")
+
+
+def _child(site: str, certificate: Path | None) -> None:
+    """Print the table, or write the certificate of one model, or what is not as a written one says."""
+    transformers = use(site)
+    if certificate is not None:
+        import precast
+        from precast._adopt import command, report
+        from precast._adopt.small import small
+
+        if certificate.exists():
+            print(*command.drift(report.parse(certificate.read_text())), sep="\n")
+        else:
+            certificate.write_text(precast.adopt(small(transformers.Gemma3ForCausalLM)).json())
+        return
     for name in MODELS:
         print(_row(name, getattr(transformers, name)) if hasattr(transformers, name) else f"{name}: none here")
 
@@ -104,7 +119,7 @@ def known() -> list[str]:
 
 def differences(release: str, site: Path | None, *, update: bool = False) -> list[str]:
     """The lines in which the table of a release, in a folder or of this environment, differs from the one kept."""
-    text = table(site)
+    text = said(site)
     if update:
         (KNOWN / f"{release}.txt").write_text(text)
     kept = release if release in known() else known()[-1]
@@ -118,9 +133,10 @@ def main() -> int:
     parser.add_argument("releases", nargs="*", help="versions, or installed")
     parser.add_argument("--update", action="store_true", help="write the tables")
     parser.add_argument("--child", metavar="SITE", help=argparse.SUPPRESS)
+    parser.add_argument("--certificate", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        _child(options.child)
+        _child(options.child, options.certificate)
         return 0
     failed = 0
     for one in options.releases or known():

@@ -15,8 +15,9 @@ from torch.nn import Module
 from precast._adopt import instances, loss, recognise, samples
 from precast._adopt.report import Group, Report
 from precast._adopt.rules import RULES
+from precast._adopt.seen import digest_of
 from precast._adopt.small import small
-from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_name
+from precast._adopt.source import Unreadable, fingerprint_of_name
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -130,7 +131,7 @@ def _fingerprint_of(group: Group) -> str:
     method = next((rule.method for rule in RULES if rule.kind == group.kind), "forward")
     found = getattr(importlib.import_module(module), cls)
     by_rule = isinstance(found, type) and group.kind not in ("logits", "rotary")
-    return fingerprint(found, method) if by_rule else loss.fingerprint_of(found)
+    return digest_of(found, method) if by_rule else loss.fingerprint_of(found)
 
 
 def _or_none(read: Callable[[Any], str], of: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -150,23 +152,31 @@ def straight(function: Any, name: str) -> tuple[Any, ...]:
     Raises:
         Unreadable: what else it does.
     """
-    body, found = syntax(function, name), [function]
+    syntax(function, name)
+    names = _names_in_formula(function, function.__code__)
+    found = [straight(function.__globals__.get(one), one) for one in names if one != "torch"]
+    if "torch" in names and function.__globals__.get("torch") is not torch:
+        raise Unreadable(f"{name} is no formula: its torch is another module")
+    return tuple(dict.fromkeys([function, *itertools.chain(*found)]))
+
+
+@functools.lru_cache(maxsize=256)
+def _names_in_formula(function: Any, _: types.CodeType) -> tuple[str, ...]:
+    """The globals of a formula, for each code that a function has."""
+    body, found = syntax(function), dict[str, None]()
     for one in body.body:
         text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
         if not text and not isinstance(one, (ast.Assign, ast.Return)):
             raise Unreadable(f"{function.__name__} is no formula: {ast.unparse(one).splitlines()[0]}")
         for node in () if text else list(ast.walk(one))[1:]:
-            if isinstance(node, ast.Name) and node.id not in function.__code__.co_varnames:
-                found += straight(function.__globals__.get(node.id), node.id) if node.id != "torch" else ()
-            elif not (
-                _is_formula(node, function.__globals__)
-                or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
-            ):
+            if not _is_formula(node):
                 raise Unreadable(f"{function.__name__} is no formula: {ast.unparse(node)}")
-    return tuple(dict.fromkeys(found))
+            if isinstance(node, ast.Name) and node.id not in function.__code__.co_varnames:
+                found[node.id] = None
+    return tuple(found)
 
 
-def _is_formula(node: ast.AST, known: Any) -> bool:
+def _is_formula(node: ast.AST) -> bool:
     match node:
         case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
             return False
@@ -180,7 +190,7 @@ def _is_formula(node: ast.AST, known: Any) -> bool:
         case ast.Subscript():
             return False
         case ast.Call(ast.Attribute(ast.Name("torch"), _) as joined):
-            return ast.unparse(joined) in _JOIN and known.get("torch") is torch
+            return ast.unparse(joined) in _JOIN
         case ast.Call(ast.Name()):  # its name is looked at too
             return True
         case ast.Call(ast.Attribute(_, method)):

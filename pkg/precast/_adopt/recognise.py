@@ -17,7 +17,7 @@ from torch.nn import Module
 from precast._adopt import forwards, gating, instances, loss, rotation
 from precast._adopt.probe import Probe, decide, probe
 from precast._adopt.rules import Bound, Rule
-from precast._adopt.seen import state_of
+from precast._adopt.seen import digest_of, state_of
 from precast._adopt.source import Sources, Unreadable, fingerprint, owner, source_of
 from precast._adopt.state import attempted
 from precast.core.version import Release
@@ -127,7 +127,7 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
 
 def _gated(name: str, module: Any, act: str, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
     here = next((p.device.type for p in module.parameters()), device)
-    digest, child = loss.fingerprint_of(type(module)), module._modules[act]
+    digest, child = digest_of(type(module), "forward"), module._modules[act]
     reason = _refusal(module, "forward", here, gathered)
     if reason:
         return Found(name, module, "gated_mlp", digest, reason)
@@ -250,6 +250,7 @@ def _refusal(module: Module, method: str, device: str, gathered: bool) -> str:
     return ""
 
 
+@functools.cache
 def version_of(package: str) -> str:
     """The version of an installed package."""
     return torch.__version__ if package == "torch" else importlib.metadata.version(package)

@@ -39,15 +39,14 @@ Norms = tuple[tuple[str, str], ...]  # of queries and keys, each with the name o
 
 def known(module: Any) -> tuple[str, Norms | str]:
     """The fingerprint of an attention, and its norms, or why it must stay."""
+    cls: Any = type(module)  # classes of modules are not hashable to mypy
     try:
-        digest = fingerprint_of(type(module))
-        others = [one for one in inspect.unwrap(type(module).forward).__code__.co_names if ROTARY.match(one)]
+        digest = fingerprint_of(cls)
+        others = [one for one in inspect.unwrap(cls.forward).__code__.co_names if ROTARY.match(one)]
         if others != [instances.ROTATE]:
             return digest, f"its forward calls {' and '.join(others)}, and {instances.ROTATE} alone is known"
-        flow.called(inspect.unwrap(type(module).forward), instances.ROTATE)
-        _functions(type(module))
-        names = flow.rotated(inspect.unwrap(type(module).forward), instances.ROTATE)
-        with_attribute(type(module).forward, instances.ROTATE)
+        _functions(cls)
+        names = _read(cls, source.codes(cls.forward))
         norms = [module._modules.get(name) for name in names]
         found = [_EPS.get(fingerprint(type(norm)), "") if isinstance(norm, Module) else "" for norm in norms]
     except Unreadable as error:
@@ -65,6 +64,15 @@ def known(module: Any) -> tuple[str, Norms | str]:
     return digest, tuple(zip(names, found, strict=True))
 
 
+@functools.lru_cache(maxsize=256)
+def _read(cls: Any, _: tuple[Any, ...]) -> tuple[str, ...]:
+    """The norms whose results the forward of a class rotates. It is read again for another code of it."""
+    forward = inspect.unwrap(cls.forward)
+    flow.called(forward, instances.ROTATE)
+    with_attribute(cls.forward, instances.ROTATE)
+    return flow.rotated(forward, instances.ROTATE)
+
+
 def bind(module: Module, norms: Norms, form: Form, device: str) -> functools.partial[Any]:
     """The forward for an attention."""
     children = tuple((child_of(module, name, live=(eps, "weight")), eps) for name, eps in norms)
@@ -74,9 +82,9 @@ def bind(module: Module, norms: Norms, form: Form, device: str) -> functools.par
 
 def key(module: Any, norms: Norms) -> object:
     """What the proof of an attention reads, and nothing else of it."""
-    functions = [source.codes(one) for one in _functions(type(module))]
-    called = flow.called(inspect.unwrap(type(module).forward), instances.ROTATE)
-    return (*map(tuple, functions), called, *(state_of(module._modules[name]) for name, _ in norms))
+    cls: Any = type(module)
+    functions = [source.codes(one) for one in _functions(cls)]
+    return (*map(tuple, functions), source.codes(cls.forward), *(state_of(module._modules[name]) for name, _ in norms))
 
 
 def _functions(cls: type[Any]) -> tuple[Any, ...]:

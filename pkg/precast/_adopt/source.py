@@ -58,6 +58,15 @@ def fingerprint_of_functions(*functions: Any) -> str:
     return _digest(_text(function.__name__, function).plain for function in functions)
 
 
+def plain(function: Any) -> str:
+    """A function in the form that counts, for a reader.
+
+    Raises:
+        Unreadable: as above.
+    """
+    return _text(function.__name__, function).plain
+
+
 Sources = tuple[tuple[str, str], ...]  # what was read beside a forward: names, with what they lead to
 
 
