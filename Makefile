@@ -38,11 +38,11 @@ DOCS := .venv-docs
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate minutes release-local prove-classic lint format tools docs act
+.PHONY: help test test-all demo dev examples bench env newcomer faults hostile adopted adopted-newest sanitize free-threaded fuzz mutate minutes release-local prove-classic lint format tools docs act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate minutes release-local prove-classic lint format tools docs act"
+	@echo "targets: test test-all demo dev examples bench env newcomer faults hostile adopted adopted-newest sanitize free-threaded fuzz mutate minutes release-local prove-classic lint format tools docs act"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -73,6 +73,15 @@ faults: $(READY)
 # Every argument of every function and op made hostile; ARGS="--op rms_norm --device cuda": some, and on a GPU.
 hostile: $(READY)
 	$(BIN)/python -m tests.hostile $(ARGS)
+
+# What is adopted in small models of each release of transformers; ARGS=installed: of the one in this environment.
+adopted: $(READY)
+	$(BIN)/python -m tests.adopt.releases $(ARGS)
+
+# The same of the newest one, which it leaves in the environment.
+adopted-newest: $(READY)
+	$(BIN)/python -m pip install -qq --upgrade transformers
+	$(BIN)/python -m tests.adopt.releases installed
 
 # The GPU tests of the optimizers under every tool of compute-sanitizer; ARGS="-- tests/ops/test_rms_norm.py": others.
 sanitize: $(READY)

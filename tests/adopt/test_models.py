@@ -30,7 +30,7 @@ FATES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "qwen3": ({"rms_norm": 9, "gated_mlp": 2, "loss": 1, "rotary": 2}, {}),
     "qwen3_moe": ({"rms_norm": 9, "experts": 2, "loss": 1, "rotary": 2}, {}),
     "gemma3": ({"rms_norm": 13, "gated_mlp": 2, "loss": 1, "rotary": 2}, {}),
-    "gpt_oss": ({"rms_norm": 5, "loss": 1}, {"rotary": 2, "gated_mlp": 2, "experts": 2}),
+    "gpt_oss": ({"rms_norm": 5, "loss": 1, "rotary": 2}, {"gated_mlp": 2, "experts": 2}),
     "gpt2": ({"layer_norm": 5, "loss": 1}, {"gated_mlp": 2}),
     "bert": ({"layer_norm": 6}, {}),
     "vit": ({"layer_norm": 5}, {"gated_mlp": 2}),

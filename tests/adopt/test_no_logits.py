@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
 from precast._adopt import command, flow, forwards, samples  # noqa: E402
+from precast._adopt.small import small  # noqa: E402
 from precast._adopt.source import Unreadable  # noqa: E402
 from precast.errors import KernelError  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
@@ -248,7 +249,32 @@ def test_models_whose_forwards_differ_have_the_loss_and_gradients_of_their_logit
         assert adopted(**batch).logits is not None, "the option was set later"
 
 
-def read(folder: Path, body: str) -> tuple[str, ...]:
+@pytest.mark.parametrize("name", ["CohereForCausalLM", "GraniteForCausalLM"])
+def test_logits_that_a_power_of_two_scales(name: str) -> None:
+    """It does not round, so the rows before the head are scaled."""
+    torch.manual_seed(0)
+    model: Any = small(getattr(pytest.importorskip("transformers"), name)).bfloat16()
+    set_scale(model, 0.25)
+    adopted = copy.deepcopy(model)
+    assert precast.adopt(adopted, logits=False).ok
+    batch = dict(samples.sample(model) or {})
+    assert assert_alike(model, adopted, batch, rtol=4e-2).logits is None
+    set_scale(adopted, 0.3)
+    assert adopted(**batch).logits is not None, "the scale was set later"
+    for given, reason in ((adopted, "no power of two"), (model.half(), "float16 may underflow")):
+        precast.undo_adopt(given)
+        with pytest.raises(KernelError, match=reason):
+            precast.adopt(given, logits=False)
+
+
+def set_scale(model: Any, scale: float) -> None:
+    if hasattr(model, "logit_scale"):
+        model.logit_scale = scale
+    else:
+        model.config.logits_scaling = scale
+
+
+def read(folder: Path, body: str) -> Any:
     return flow.logits_of(written(folder, "forward(self, ids, labels=None, **kw)", body))
 
 
@@ -257,9 +283,14 @@ LOSS = "loss = self.loss_function(logits, labels, self.config.vocab_size, **kw)\
 
 def test_what_a_forward_does_with_its_logits_is_read_from_its_source(tmp_path: Path) -> None:
     made, option = "logits = self.lm_head(self.model(ids))", "if self.config.cap is not None:\n    logits = logits / 2"
-    assert read(tmp_path, f"{made}\n{LOSS}") == () and read(tmp_path, f"{made}\n{option}\n{LOSS}") == ("cap",)
+    scale = "logits = logits * self.scale\nlogits = logits / self.config.scaling"
+    assert read(tmp_path, f"{made}\n{LOSS}") == ((), ())
+    assert read(tmp_path, f"{made}\n{option}\n{scale}\n{LOSS}") == (("cap",), ("scale", "config.scaling"))
     refused = (
         f"{made}\nlogits = logits.float()\n{LOSS}",
+        f"{made}\nlogits = logits * self.scale()\n{LOSS}",
+        f"{made}\nlogits = logits * self.head.scale\n{LOSS}",
+        f"{made}\nlogits = self.scale / logits\n{LOSS}",
         f"{made}\n{option}\nelse:\n    logits = logits / 3\n{LOSS}",
         f"{made}\nif self.cap is not None:\n    logits = logits / 2\n{LOSS}",
         f"{made}\n{LOSS.replace('loss=loss', 'loss=loss + logits.mean()')}",

@@ -13,8 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, flow, forwards, instances, rotation, source  # noqa: E402
+from precast._adopt import command, flow, instances, rotating, rotation, samples, source  # noqa: E402
 from precast._adopt.run import adopt_by  # noqa: E402
+from precast._adopt.small import small  # noqa: E402
 from precast._adopt.source import Unreadable  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
@@ -22,11 +23,9 @@ from tests.adopt.zoo import written  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
 
-UNKNOWN = "no rule knows what its apply_rotary_pos_emb does"
-
 
 def attentions(model: Any) -> list[Any]:
-    return [one for one, name, bound in instances.patched(model) if bound.func is forwards.attention]
+    return [one for one, name, bound in instances.patched(model) if bound.func is rotating.attention]
 
 
 def reasons(model: Any) -> set[str]:
@@ -94,22 +93,22 @@ def test_compiled_the_own_forward_is_traced() -> None:
 def served(monkeypatch: pytest.MonkeyPatch, model: Any, **more: Any) -> tuple[int, Any]:
     """How many attentions took the kernel in a step, and its logits."""
     calls = []
-    kernel = forwards.rms_norm_rotary_embedding
+    kernel = rotating.rms_norm_rotary_embedding
 
     def counted(*given: Any, **named: Any) -> Any:
         calls.append(1)
         return kernel(*given, **named)
 
-    monkeypatch.setattr(forwards, "rms_norm_rotary_embedding", counted)
+    monkeypatch.setattr(rotating, "rms_norm_rotary_embedding", counted)
     logits, _ = step(model, **more)
-    monkeypatch.setattr(forwards, "rms_norm_rotary_embedding", kernel)
+    monkeypatch.setattr(rotating, "rms_norm_rotary_embedding", kernel)
     return len(calls), logits
 
 
 def test_the_changed_forward_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(forwards, "with_attribute", lambda *given: made.append(given) or source.with_attribute(*given))
-    forwards._rotating.cache_clear()
+    monkeypatch.setattr(rotating, "with_attribute", lambda *given: made.append(given) or source.with_attribute(*given))
+    rotating._rotating.cache_clear()
     _, other = adopted("qwen3", torch.float32)
     for same in (other, other, copy.deepcopy(other)):
         step(same)
@@ -174,7 +173,6 @@ def test_calls_that_are_not_proved_run_the_own_forward(monkeypatch: pytest.Monke
 
 
 def test_what_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reasons(zoo.make("gpt_oss")) == {UNKNOWN}
     model = zoo.make("qwen3")
     for layer in model.model.layers:
         layer.self_attn.q_norm.register_forward_hook(lambda *_: None)
@@ -213,11 +211,19 @@ def test_another_function_that_rotates_is_left_alone(monkeypatch: pytest.MonkeyP
     """As other patches replace it for all: the forward means another function then."""
     from transformers.models.llama import modeling_llama
 
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rounded_once)
-    assert reasons(zoo.make("llama")) == {UNKNOWN}
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", another_when_long)
+    assert reasons(zoo.make("llama")) == {"another_when_long is no formula: if q.shape[2] > 4096:"}
     monkeypatch.undo()
     monkeypatch.setattr(modeling_llama, "rotate_half", turned_back)
-    assert reasons(zoo.make("llama")) == {UNKNOWN}
+    (reason,) = reasons(zoo.make("llama"))
+    assert reason.startswith("it rounds in another order in bfloat16: ")
+
+
+def another_when_long(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """What a probe of short inputs cannot tell from the own function."""
+    if q.shape[2] > 4096:
+        cos = cos * 2
+    return q * cos, k * cos
 
 
 def turned_back(x: Any) -> Any:
@@ -243,18 +249,88 @@ CALL = "q, k = apply_rotary_pos_emb(q, k, cos, sin)\nreturn q, k"
             ("q_norm", "k_norm"),
         ),
         (f"{BEFORE}\n{NORMS.replace('(1, 2)', '(0, 1)')}\n{CALL}", ()),
-        (f"{BEFORE}\n{CALL.replace('sin)', 'sin, unsqueeze_dim=2)')}", "does not call"),
-        (f"{BEFORE}\n{CALL}\nq, k = apply_rotary_pos_emb(q, k, cos, sin)", "does not call"),
-        (f"{BEFORE}\nq, k = self.turn(apply_rotary_pos_emb)(q, k, cos, sin)", "does not call"),
+        (f"{BEFORE}\n{CALL}\nq, k = apply_rotary_pos_emb(q, k, cos, sin)", ()),
     ],
 )
 def test_what_an_attention_gives_to_the_rotation_is_read_from_its_source(body: str, found: Any, tmp_path: Path) -> None:
     forward = written(tmp_path, "forward(self, x, cos, sin)", body)
-    if isinstance(found, str):
-        with pytest.raises(Unreadable, match=found):
-            flow.rotated(forward, "apply_rotary_pos_emb")
+    assert flow.rotated(forward, "apply_rotary_pos_emb") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (CALL, (2, 1)),
+        (f"{CALL}\nq, k = apply_rotary_pos_emb(q, k, cos, sin)", (2, 1)),
+        (CALL.replace("sin)", "sin, unsqueeze_dim=2)"), (2, 2)),
+        ("return apply_rotary_pos_emb(q, cos, sin, unsqueeze_dim=2)", (1, 2)),
+        (f"{CALL}\nq = apply_rotary_pos_emb(q, cos, sin)", None),
+        (CALL.replace("sin)", "sin, unsqueeze_dim=x)"), None),
+        (CALL.replace("sin)", "sin, positions)"), None),
+        (CALL.replace("q, k, cos", "*heads, cos"), None),
+        ("q, k = self.turn(apply_rotary_pos_emb)(q, k, cos, sin)", None),
+    ],
+)
+def test_how_an_attention_calls_the_rotation_is_read_from_its_source(body: str, found: Any, tmp_path: Path) -> None:
+    forward = written(tmp_path, "forward(self, x, cos, sin)", body)
+    if found is None:
+        with pytest.raises(Unreadable, match="does not call apply_rotary_pos_emb with heads and two tables"):
+            flow.called(forward, "apply_rotary_pos_emb")
     else:
-        assert flow.rotated(forward, "apply_rotary_pos_emb") == found
+        assert flow.called(forward, "apply_rotary_pos_emb") == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while x.shape[0]:\n    x = x * 2",
+        "return x * 2 if x.shape[0] > 9 else x",
+        "return x[..., :64]",
+        "return x[..., 64:]",
+        "return x[:9]",
+        "return x / 2",
+        "return x.sort()",
+        "return torch.sin(x)",
+        "return [one * 2 for one in x]",
+        "return abs(x)",
+        "x[..., ::2] = 0\nreturn x",
+        "x += 1\nreturn x",
+        "return (lambda y: y)(x)",
+    ],
+)
+def test_what_is_no_formula_for_all_shapes_is_not_known(body: str, tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match=r"is no formula|is a NoneType, not a function"):
+        flow.straight(written(tmp_path, "turn(x)", body), "turn")
+
+
+# Forms of the rotation: the model, and how its kernel is called.
+FORMS = {
+    "Gemma4ForCausalLM": (4, "each"),  # one tensor at a time, after the norms
+    "GlmForCausalLM": (2, "each"),  # neighbours, and a part of the heads
+    "GptOssForCausalLM": (2, "each"),  # tables with a column for each pair
+    "Olmo2ForCausalLM": (2, "once"),  # tables of float32
+    "Phi3ForCausalLM": (2, "each"),
+    "Qwen3_5ForCausalLM": (1, "each"),  # a part of the heads, after the norms
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_the_rotation_has_the_own_bits(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, name):
+        return
+    torch.manual_seed(0)
+    model = small(getattr(transformers, name)).to(dtype).eval()
+    other = copy.deepcopy(model)
+    assert adopt_by((), other).compared
+    batch = samples.sample(model)
+    calls, kernel = [], rotating.rms_norm_rotary_embedding
+    counted = lambda *given, **named: calls.append(named["rounding"]) or kernel(*given, **named)  # noqa: E731
+    monkeypatch.setattr(rotating, "rms_norm_rotary_embedding", counted)
+    assert torch.equal(other(**batch).logits, model(**batch).logits)
+    count, rounding = FORMS[name]
+    assert calls == [rounding] * count
 
 
 def rounded_once(q: Any, k: Any, cos: Any, sin: Any) -> Any:
@@ -269,11 +345,12 @@ def rounded_once(q: Any, k: Any, cos: Any, sin: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_the_probe_finds_a_rotation_that_rounds_once(name: str, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """Even if its source were known."""
     attention = zoo.make(name).model.layers[0].self_attn
     _, norms = rotation.known(attention)
     assert not isinstance(norms, str)
-    casting, note = rotation.prove(attention, norms, device)
-    assert casting == ("gemma" if norms else "none") and "decisive elements have the same bits" in note
+    form, note = rotation.prove(attention, norms, device)
+    assert form is not None and "decisive elements have the same bits" in note
+    assert (form.casting, form.narrow, form.wide) == ("gemma" if norms else "none", "each", "")
     monkeypatch.setitem(rotation.inspect.unwrap(type(attention).forward).__globals__, instances.ROTATE, rounded_once)
-    assert rotation.prove(attention, norms, device) == (None, "it rounds the products of the rotation once")
+    form, _ = rotation.prove(attention, norms, device)
+    assert form is not None and (form.narrow, form.wide) == ("once", "once")

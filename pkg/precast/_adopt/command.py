@@ -15,27 +15,15 @@ from torch.nn import Module
 from precast._adopt import instances, loss, recognise, samples
 from precast._adopt.report import Group, Report
 from precast._adopt.rules import RULES
-from precast._adopt.source import Unreadable, fingerprint, fingerprint_of_name
+from precast._adopt.seen import digest_of
+from precast._adopt.small import small
+from precast._adopt.source import Unreadable, fingerprint_of_name
 from precast._version import __version__
 from precast.errors import KernelError
 
 _ROUNDS = 5
 _NEW = 32  # tokens that are generated
 _MEASURED = 512  # tokens of a sequence
-# A class of transformers is built with these numbers where its configuration has them.
-_SMALL = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
-    **dict.fromkeys(("intermediate_size", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"), 96),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_experts", "num_local_experts"), 4),
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "moe_intermediate_size": 32,
-    "vocab_size": 128,
-    "n_positions": 128,
-}
-_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ def build(target: str) -> Module:
         maker = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise _not_built(target, str(error)) from error
-    model = maker(_small(maker.config_class)) if hasattr(maker, "config_class") else maker()
+    model = small(maker) if hasattr(maker, "config_class") else maker()
     if not isinstance(model, Module):
         raise _not_built(target, f"a {type(model).__name__}")
     return model.cuda() if torch.cuda.is_available() else model
@@ -140,20 +128,12 @@ def _train(model: Module, batch: Mapping[str, Any]) -> None:
     model.zero_grad()
 
 
-def _small(config_class: Any) -> Any:
-    known = config_class().to_dict()
-    return config_class(
-        **{name: value for name, value in _SMALL.items() if name in known},
-        **{name: None for name in _TOKENS if name in known},
-    )
-
-
 def _fingerprint_of(group: Group) -> str:
     module, _, cls = group.cls.rpartition(".")
     method = next((rule.method for rule in RULES if rule.kind == group.kind), "forward")
     found = getattr(importlib.import_module(module), cls)
     by_rule = isinstance(found, type) and group.kind not in ("logits", "rotary")
-    return fingerprint(found, method) if by_rule else loss.fingerprint_of(found)
+    return digest_of(found, method) if by_rule else loss.fingerprint_of(found)
 
 
 def _or_none(read: Callable[[Any], str], of: Any) -> str:

@@ -9,7 +9,8 @@ parameters have, autocast to 16 bits, tensor subclasses, views that are not cont
 from __future__ import annotations
 
 import functools
-import inspect
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch.nn import Module
 from precast._adopt.instances import (
     GATE,
     LOSS,
-    ROTATE,
     eps_of,
     has_hooks,
     is_ours,
@@ -31,14 +31,12 @@ from precast._adopt.instances import (
 )
 from precast._adopt.probe import StandIn, twin_of
 from precast._adopt.seen import Child, Seen, is_changed, is_traced, unproved
-from precast._adopt.source import codes, with_attribute
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from precast.ops.losses import cross_entropy, linear_cross_entropy
 from precast.ops.norm import Casting
 from precast.ops.norm import layer_norm as _layer_norm
 from precast.ops.norm import rms_norm as _rms_norm
 from precast.ops.norm import rms_norm_gated as _rms_norm_gated
-from precast.ops.rotary import rms_norm_rotary_embedding
 from precast.ops.softmax import scaled_softmax
 
 Proof = Seen | None  # None: a certificate of an older version of this package, or a layer for `kernels`
@@ -191,79 +189,6 @@ def swapped_gated(
 
 
 @ours
-def attention(
-    module: Any,
-    norms: tuple[tuple[Child, str], ...],
-    casting: Casting,
-    device: str,
-    /,
-    *given: Any,
-    _proof: Proof = None,
-    **named: Any,
-) -> Any:
-    """An attention whose queries and keys are rotated, after norms; of each, which child it is and the name of its eps.
-
-    The own forward runs with two changes: the norms do nothing, and what rotates normalises too.
-    """
-    if unproved(module, _proof) or any(is_changed(module, child) for child, _ in norms):
-        return own(module, *given, **named)
-    cls: Any = type(module)  # classes of modules are not hashable to mypy
-    names = tuple((name, eps) for (name, _), eps in norms)
-    changed = _rotating(cls, codes(cls.forward), names, casting, device)
-    twin = object.__new__(changed)
-    twin.__dict__ = module.__dict__
-    return changed.forward(twin, *given, **named)
-
-
-@functools.lru_cache(maxsize=256)
-def _rotating(cls: Any, _: tuple[Any, ...], norms: tuple[tuple[str, str], ...], casting: Casting, device: str) -> Any:
-    """The class of an attention with the two changes. Its forward sees the same globals as the own one.
-
-    It is made again for another forward, or another code of it.
-    """
-
-    def rotate(twin: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        parts = [twin._modules[name] for name, _ in norms]
-        eps = [eps_of(part, name) for part, (_, name) in zip(parts, norms, strict=True)]
-        turned = _turned(parts, eps, casting, device, query, key, cos, sin)
-        if turned is not None:
-            return turned
-        heads = [part(x) for part, x in zip(parts, (query, key), strict=False)] or [query, key]
-        return inspect.unwrap(cls.forward).__globals__[ROTATE](*heads, cos, sin)
-
-    changes = {name: staticmethod(lambda x: x) for name, _ in norms}
-    return type(cls)(cls.__name__, (cls,), {**changes, ROTATE: rotate, "forward": with_attribute(cls.forward, ROTATE)})
-
-
-def _turned(norms: list[Any], eps: list[float], casting: Casting, device: str, *given: Tensor) -> Any:
-    """Normalised and rotated queries and keys, ``(batch, heads, tokens, width)`` with tables ``(batch, ...)``.
-
-    None if the call is not one that the probe has proved.
-    """
-    query, key, cos, sin = given
-    weights = [norm.weight for norm in norms] or [None, None]
-    plain = all(w is None or (type(w) in (Tensor, torch.nn.Parameter) and w.dtype == query.dtype) for w in weights)
-    if (
-        not (plain and all(served(x, query, device) for x in given))
-        or len({*eps}) > 1
-        or cos.requires_grad
-        or sin.requires_grad
-        or not cos.shape == sin.shape == (cos.shape[0], *query.shape[2:])
-        or cos.shape[0] not in (1, query.shape[0])
-    ):
-        return None
-    heads = [x.transpose(1, 2) for x in (query, key)]
-    shapes = [x.shape for x in heads]
-    if cos.shape[0] == 1:
-        tables = [cos[0], sin[0]]
-    else:
-        heads, tables = ([x.flatten(0, 1) for x in some] for some in (heads, (cos, sin)))
-    options: dict[str, Any] = {"eps": eps[0], "casting": casting} if eps else {}
-    turned = rms_norm_rotary_embedding(heads[0], heads[1], *weights, *tables, rounding="each", **options)
-    return tuple(y.view(shape).transpose(1, 2) for y, shape in zip(turned, shapes, strict=True))  # type: ignore[union-attr]
-
-
-@ours
 def gate_of_experts(
     module: Module, gate: str, act: Child, device: str, /, both: Tensor, *, _proof: Proof = None
 ) -> Any:
@@ -306,18 +231,36 @@ def causal_loss(
     return cross_entropy(logits.view(-1, vocab_size), **options) if head is None else head(logits, **options)
 
 
+def changed_logits(model: Any, options: tuple[str, ...], scales: tuple[str, ...]) -> str:
+    """How logits are changed so that they are needed: capped by an option, or by a scale that rounds. Or nothing.
+
+    A power of two does not round, so it may be multiplied with the rows before the head, unless float16 underflows.
+    """
+    for name in options:
+        value = getattr(model.config, name, None)
+        if value is not None:
+            return f"its logits are changed, as config.{name} is {value}"
+    for path in scales:
+        value = operator.attrgetter(path)(model)
+        if type(value) not in (int, float) or abs(math.frexp(value)[0]) != 0.5:
+            return f"its logits are scaled, and {path} is {value}, no power of two"
+        if model.lm_head.weight.dtype == torch.float16 or model.lm_head.bias is not None:
+            return f"its logits are scaled by {path}, and float16 may underflow or a bias is scaled too"
+    return ""
+
+
 @ours
 def without_logits(
-    model: Any, device: str, options: tuple[str, ...], /, *given: Any, _proof: Proof = None, **named: Any
+    model: Any, device: str, options: tuple[Any, Any], /, *given: Any, _proof: Proof = None, **named: Any
 ) -> Any:
     """A causal language model that gives the loss of labels without logits; its own forward calls a twin's head.
 
-    ``options`` of its config change logits unless they are None.
+    ``options`` of its config change logits unless they are None; its scales are now multiplied with the rows.
     """
     kept, loss, head = named.get("logits_to_keep", 0), model.__dict__.get(LOSS), model.lm_head
     tuples = named.get("return_dict") is False or not model.config.return_dict
     replaced = not (is_ours(loss) and is_ours(head.__dict__.get("forward"))) or has_hooks(head)
-    replaced |= any(getattr(model.config, name, None) is not None for name in options)
+    replaced = replaced or bool(changed_logits(model, *options))
     called = named.get("labels") is None or len(given) > 1 or tuples or type(kept) is not int or kept
     if called or replaced or unproved(model, _proof) or torch._C._are_functorch_transforms_active():
         return own(model, *given, **named)

@@ -28,6 +28,9 @@ _CLASSES, _ROWS = 16384, 32
 _CALLS = ((None, 1.0), (50000, 65536.0))
 
 
+Options = tuple[tuple[str, ...], tuple[str, ...]]  # of a config, which must be None, and scales
+
+
 def bound(model: Any, device: str) -> tuple[functools.partial[Any] | None, str, str]:
     """The replacement or None, the fingerprint of the own loss, and a line for the report."""
     if instances.LOSS in model.__dict__:
@@ -54,7 +57,7 @@ def fingerprint_of(own: Any) -> str:
 
 
 def with_signature(
-    function: Callable[..., Any], module: Module, device: str, options: tuple[str, ...]
+    function: Callable[..., Any], module: Module, device: str, options: Options
 ) -> functools.partial[Any]:
     """A forward with the arguments of the module's own one, which trainers and ``generate`` look for."""
     bound = functools.partial(function, module, device, options, _proof=seen_forward(module))
@@ -63,12 +66,10 @@ def with_signature(
     return bound
 
 
-def without_logits(model: Any) -> tuple[str, tuple[str, ...]]:
-    """Why the loss must be computed from logits, or nothing; and the options of its config that must stay None."""
-    options = flow.logits_of(inspect.unwrap(type(model).forward))
-    given = {name: getattr(model.config, name, None) for name in options}
-    capped = [f"config.{name} is {value}" for name, value in given.items() if value is not None]
-    return f"its logits are changed, as {capped[0]}" if capped else _unfit(model), options
+def without_logits(model: Any) -> tuple[str, Options]:
+    """Why the loss must be computed from logits, or nothing; and what must stay so."""
+    options, scales = flow.logits_of(inspect.unwrap(type(model).forward))
+    return _unfit(model) or forwards.changed_logits(model, options, scales), (options, scales)
 
 
 def _unfit(model: Any) -> str:

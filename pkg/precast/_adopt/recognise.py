@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from precast._adopt import forwards, functions, instances, loss, rotation
+from precast._adopt import forwards, functions, gating, instances, loss, rotation
 from precast._adopt.probe import Probe, decide, probe
 from precast._adopt.rules import Bound, Rule
-from precast._adopt.seen import state_of
+from precast._adopt.seen import digest_of, state_of
 from precast._adopt.source import Sources, Unreadable, fingerprint, owner, source_of
 from precast._adopt.state import attempted
 from precast.core.version import Release
@@ -32,7 +32,6 @@ PACKAGES = {
 }
 DEVICES = ("cpu", "cuda")
 _CAUSAL = re.compile(r"(ForCausalLM|LMHeadModel)$")
-_ROTARY = re.compile(r"^_?apply_rotary")
 
 
 @dataclass(frozen=True)
@@ -83,29 +82,13 @@ class _Context:
 
 
 def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
-    cls, rules, device, proofs = type(module), context.rules, context.device, context.proofs
+    rules, device, proofs = context.rules, context.device, context.proofs
     if isinstance(module, torch.jit.ScriptModule):
         return
-    methods = _methods(cls, rules)
+    methods = _methods(type(module), rules)
     rule = next((one for one in rules if methods[one.method][0] in one.known), None)
     if rule is None:
-        bases = [base.__name__ for base in cls.__mro__]
-        named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
-        if named is not None and not instances.is_ours(module.__dict__.get("forward")):
-            digest, unreadable = methods[named.method]
-            reason = unreadable or f"no rule knows what its {named.method} does"
-            if not unreadable and owner(cls, named.method).__module__.startswith("precast."):
-                reason = "already precast's"
-            yield Found(name, module, named.kind, digest, reason)
-        elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
-            found = _loss(name, module, device)
-            yield found
-            if not context.logits:
-                yield from _without_logits(found, device)
-        elif any(_ROTARY.match(word) for word in _globals_used(cls)):
-            yield _rotation(name, module, device, id(module) in context.gathered, proofs)
-        elif names := functions.called(cls):
-            yield _functions(name, module, names, device, id(module) in context.gathered, proofs)
+        yield from _read_from_source(name, module, methods, context)
         return
     digest = methods[rule.method][0]
     here = next((p.device.type for p in module.parameters()), device)
@@ -122,6 +105,51 @@ def _examined(name: str, module: Module, context: _Context) -> Iterator[Found]:
     yield Found(name, module, rule.kind, digest, proofs[key], sources=read)
 
 
+def _read_from_source(
+    name: str, module: Any, methods: dict[str, tuple[str, str]], context: _Context
+) -> Iterator[Found]:
+    """A module whose forward no rule knows as a whole."""
+    cls, device, proofs = type(module), context.device, context.proofs
+    try:
+        act, no_gate = gating.activation(module), ""
+    except Unreadable as error:
+        act, no_gate = "", str(error)
+    if act:
+        yield _gated(name, module, act, device, id(module) in context.gathered, proofs)
+        return
+    bases = [base.__name__ for base in cls.__mro__]
+    named = next((one for one in context.rules if any(re.search(one.named, base) for base in bases)), None)
+    if named is not None and not instances.is_ours(module.__dict__.get("forward")):
+        digest, unreadable = methods[named.method]
+        reason = unreadable or f"no rule knows what its {named.method} does"
+        reason = no_gate if named.kind == "gated_mlp" else reason
+        if not unreadable and owner(cls, named.method).__module__.startswith("precast."):
+            reason = "already precast's"
+        yield Found(name, module, named.kind, digest, reason)
+    elif hasattr(cls, "loss_function") and _CAUSAL.search(cls.__name__):
+        found = _loss(name, module, device)
+        yield found
+        if not context.logits:
+            yield from _without_logits(found, device)
+    elif any(rotation.ROTARY.match(word) for word in _globals_used(cls)):
+        yield _rotation(name, module, device, id(module) in context.gathered, proofs)
+    elif names := functions.called(cls):
+        yield _functions(name, module, names, device, id(module) in context.gathered, proofs)
+
+
+def _gated(name: str, module: Any, act: str, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
+    here = next((p.device.type for p in module.parameters()), device)
+    digest, child = digest_of(type(module), "forward"), module._modules[act]
+    reason = _refusal(module, "forward", here, gathered)
+    if reason:
+        return Found(name, module, "gated_mlp", digest, reason)
+    key = (here, type(module), act, state_of(child))
+    if key not in proofs:
+        gate, note = gating.prove(module, act, here)
+        proofs[key] = note if gate is None else Exact(lambda one: gating.bind(one, act, gate, here), note, None, here)
+    return Found(name, module, "gated_mlp", digest, proofs[key], sources=(source_of(type(child)),))
+
+
 def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
     here = next((p.device.type for p in module.parameters()), device)
     digest, norms = rotation.known(module)
@@ -131,13 +159,13 @@ def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[
     key = (here, rotation.key(module, norms))
     if key not in proofs:
         try:
-            casting, note = rotation.prove(module, norms, here)
+            form, note = rotation.prove(module, norms, here)
         except KernelError as error:
-            casting, note = None, f"no kernel here: {str(error).splitlines()[0]}"
-        if casting is None:
+            form, note = None, f"no kernel here: {str(error).splitlines()[0]}"
+        if form is None:
             proofs[key] = note
         else:
-            proofs[key] = Exact(lambda one: rotation.bind(one, norms, casting, here), note, None, here)
+            proofs[key] = Exact(lambda one: rotation.bind(one, norms, form, here), note, None, here)
     return Found(name, module, "rotary", digest, proofs[key], sources=rotation.sources(module, norms))
 
 
@@ -185,10 +213,10 @@ def _without_logits(found: Found, device: str) -> Iterator[Found]:
     try:
         digest = loss.fingerprint_of(type(model))
         why, options = (
-            loss.without_logits(model) if isinstance(found.fate, Exact) else (f"its loss stays: {found.fate}", ())
+            loss.without_logits(model) if isinstance(found.fate, Exact) else (f"its loss stays: {found.fate}", ((), ()))
         )
     except Unreadable as error:
-        digest, why, options = "", str(error), ()
+        digest, why, options = "", str(error), ((), ())
     if why:
         yield Found(name, model, "logits", digest, why)
         return
@@ -257,6 +285,7 @@ def _refusal(module: Module, method: str, device: str, gathered: bool, *, own_we
     return ""
 
 
+@functools.cache
 def version_of(package: str) -> str:
     """The version of an installed package."""
     return torch.__version__ if package == "torch" else importlib.metadata.version(package)

@@ -196,21 +196,19 @@ _EXACT: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _gated_trials(module: Module, names: tuple[str, ...], device: str) -> Trials | str:
-    act = module._modules.get(names[0])
     method = getattr(type(module), names[0], None)  # then it belongs to the fingerprint
-    if method is None and (act is None or not _is_activation(act)):
-        return f"its activation {type(act).__name__} is not known"
-    if act is not None and has_hooks(act):
-        return "its activation has hooks, which a fused one would not call"
+    reason = unknown_activation(module._modules.get(names[0])) if method is None else ""
+    if reason:
+        return reason
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        gates, factors = _gates_and_factors(dtype, device, generator)
-        return _gated_trial(_gated_twin(module, names, gates, factors), gates, gates, factors)
+        gates, factors = gates_and_factors(dtype, device, generator)
+        return gated_trial(_gated_twin(module, names, gates, factors), gates, gates, factors)
 
     return trials
 
 
-def _gates_and_factors(dtype: torch.dtype, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def gates_and_factors(dtype: torch.dtype, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Torch's GELUs on the CPU lose digits below -2."""
     gates = drawn((64, 256), dtype, device, generator).clamp(min=-2)
     return gates, drawn((64, 256), dtype, device, generator)
@@ -223,7 +221,7 @@ def _gated_twin(module: Module, names: tuple[str, ...], gates: Tensor, factors: 
     return twin_of(module, dict(zip(names[1:], [*map(StandIn, values[len(names)]), *last], strict=True)))
 
 
-def _gated_trial(twin: Module, x: Tensor, gates: Tensor, factors: Tensor) -> Trial:
+def gated_trial(twin: Module, x: Tensor, gates: Tensor, factors: Tensor) -> Trial:
     return Trial(
         twin,
         x,
@@ -236,25 +234,31 @@ def _gated_trial(twin: Module, x: Tensor, gates: Tensor, factors: Tensor) -> Tri
 
 
 def _experts_trials(module: Any, _: object, device: str) -> Trials | str:
-    act = module._modules.get("act_fn")
-    if not getattr(module, "has_gate", False):
+    reason = unknown_activation(module._modules.get("act_fn"))
+    if not getattr(module, "has_gate", True):  # transformers 5.0 has no experts without one, and does not say so
         return "it has no gate"
-    if act is None or not _is_activation(act):
-        return f"its activation {type(act).__name__} is not known"
+    if reason:
+        return reason
 
     def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
-        gates, factors = _gates_and_factors(dtype, device, generator)
-        trial = _gated_trial(twin_of(module, {}), torch.cat([gates, factors], -1), gates, factors)
+        gates, factors = gates_and_factors(dtype, device, generator)
+        trial = gated_trial(twin_of(module, {}), torch.cat([gates, factors], -1), gates, factors)
         return dataclasses.replace(trial, method=GATE)
 
     return trials
 
 
-def _is_activation(act: Module) -> bool:
+def unknown_activation(act: Module | None) -> str:
+    """Why a child is no activation that a kernel may stand for, or nothing."""
+    if act is not None and has_hooks(act):
+        return "its activation has hooks, which a fused one would not call"
+    if getattr(act, "inplace", False):
+        return "its activation works in place"
     try:
-        return "forward" not in act.__dict__ and fingerprint(type(act)) in _ACTIVATIONS
+        known = act is not None and "forward" not in act.__dict__ and fingerprint(type(act)) in _ACTIVATIONS
     except Unreadable:
-        return False
+        known = False
+    return "" if known else f"its activation {type(act).__name__} is not known"
 
 
 def _bind_gated(module: Module, names: tuple[str, ...], gate: str, device: str) -> Bound:

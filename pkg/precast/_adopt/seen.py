@@ -48,7 +48,7 @@ class Seen:
 
 def _seen_again(cls: Any, method: str, digest: str, called: tuple[str, ...], attributes: Any) -> Seen:
     try:
-        function = getattr(cls, method) if _digest(cls, method) == digest else None
+        function = getattr(cls, method) if digest_of(cls, method) == digest else None
     except (Unreadable, AttributeError):
         function = None  # matches no method, so the module's own runs
     return Seen(cls, method, digest, function, _methods(cls, called), attributes)
@@ -58,7 +58,7 @@ def _methods(cls: Any, names: Iterable[str]) -> Methods:
     return tuple((name, getattr(cls, name, None)) for name in names)
 
 
-def _digest(cls: Any, method: str) -> str:
+def digest_of(cls: Any, method: str) -> str:
     """The fingerprint of a method; of a decorated one, that of the function inside."""
     function = getattr(cls, method)
     inside = inspect.unwrap(function)
@@ -79,13 +79,13 @@ def seen(module: Module, method: str = "forward", live: tuple[str, ...] = ()) ->
     (_, *called), names = what_runs(cls, method)
     values = tuple((name, module.__dict__[name]) for name in sorted(names - {*live}) if name in module.__dict__)
     shadows = tuple((name, module.__dict__.get(name)) for name in called)
-    return Seen(cls, method, _digest(cls, method), getattr(cls, method), _methods(cls, called), values + shadows)
+    return Seen(cls, method, digest_of(cls, method), getattr(cls, method), _methods(cls, called), values + shadows)
 
 
 def seen_forward(module: Module) -> Seen:
     """The forward of a module alone: its replacement calls a copy of it, which reads everything in each call."""
     cls: Any = type(module)
-    return Seen(cls, "forward", _digest(cls, "forward"), cls.forward, (), ())
+    return Seen(cls, "forward", digest_of(cls, "forward"), cls.forward, (), ())
 
 
 def unproved(module: Module, proof: Seen | None) -> bool:

@@ -67,6 +67,15 @@ def fingerprint_of_copies(*functions: Any) -> str:
     return _digest(_text(one.__name__, one).plain.replace(f"{functions[0].__module__}.", "") for one in functions)
 
 
+def plain(function: Any) -> str:
+    """A function in the form that counts, for a reader.
+
+    Raises:
+        Unreadable: as above.
+    """
+    return _text(function.__name__, function).plain
+
+
 Sources = tuple[tuple[str, str], ...]  # what was read beside a forward: names, with what they lead to
 
 
@@ -145,7 +154,25 @@ def _digest(texts: Iterable[str]) -> str:
 def with_attribute(function: Any, *names: str) -> Any:
     """A copy of a method in which global ``names`` are attributes of its first argument.
 
-    All other globals are the same, and copies of its decorators stay around it.
+    Raises:
+        Unreadable: as above.
+    """
+
+    class Renamed(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            return attribute(function, node.id) if node.id in names else node
+
+    return rewritten(function, Renamed())
+
+
+def attribute(function: Any, name: str) -> ast.expr:
+    """The expression for an attribute of a method's instance."""
+    owner = inspect.unwrap(function).__code__.co_varnames[0]
+    return ast.Attribute(ast.Name(owner, ast.Load()), name, ast.Load())
+
+
+def rewritten(function: Any, change: ast.NodeTransformer) -> Any:
+    """A copy of a method with another body. Its globals are the same, and copies of its decorators stay around it.
 
     Raises:
         Unreadable: as above.
@@ -153,10 +180,10 @@ def with_attribute(function: Any, *names: str) -> Any:
     inner = getattr(function, "__wrapped__", None)
     code, cells = function.__code__, None
     if inner is None:
-        code = _code_with_attribute(function, names)
+        code = _rewritten_code(function, change)
     else:
         cells = tuple(
-            types.CellType(with_attribute(inner, *names)) if cell.cell_contents is inner else cell
+            types.CellType(rewritten(inner, change)) if cell.cell_contents is inner else cell
             for cell in function.__closure__ or ()
         )
         if cells == (function.__closure__ or ()):
@@ -175,18 +202,10 @@ def codes(function: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _code_with_attribute(function: Any, names: tuple[str, ...]) -> types.CodeType:
+def _rewritten_code(function: Any, change: ast.NodeTransformer) -> types.CodeType:
     code = function.__code__
-
-    class Renamed(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            if node.id not in names:
-                return node
-            owner = ast.Name(code.co_varnames[0], ast.Load())
-            return ast.copy_location(ast.Attribute(owner, node.id, ast.Load()), node)
-
-    renamed = Renamed().visit(copy.deepcopy(syntax(function)))
-    tree = ast.fix_missing_locations(ast.Module([renamed], []))
+    body = change.visit(copy.deepcopy(syntax(function)))
+    tree = ast.fix_missing_locations(ast.Module([body], []))
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     return next(one for one in compiled.co_consts if getattr(one, "co_name", "") == function.__name__)  # type: ignore[no-any-return]
