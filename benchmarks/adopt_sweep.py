@@ -12,6 +12,7 @@ import importlib
 import inspect
 import logging
 import pkgutil
+import resource
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from precast._adopt.run import adopt, undo_adopt
 from precast._adopt.small import small
 from precast.errors import KernelError
 
+_MEMORY = 8 << 30  # some parts of configurations stay as large as they are
 ENDS = ("ForCausalLM", "LMHeadModel")
 
 
@@ -90,6 +92,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="parts of names of classes")
     parser.add_argument("--form", metavar="CLASS", help="print what is read of a forward, or of a function")
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     warnings.simplefilter("ignore")
     logging.disable()
     if options.form:

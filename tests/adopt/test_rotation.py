@@ -249,6 +249,7 @@ CALL = "q, k = apply_rotary_pos_emb(q, k, cos, sin)\nreturn q, k"
             ("q_norm", "k_norm"),
         ),
         (f"{BEFORE}\n{NORMS.replace('(1, 2)', '(0, 1)')}\n{CALL}", ()),
+        (f"{BEFORE}\n{NORMS}\nif self.rotates:\n    {CALL.splitlines()[0]}\nreturn q, k", ()),  # else no norms
         (f"{BEFORE}\n{CALL}\nq, k = apply_rotary_pos_emb(q, k, cos, sin)", ()),
     ],
 )

@@ -129,7 +129,8 @@ def rotated(forward: Any, function: str) -> tuple[str, ...]:
     body = syntax(forward)
     own = functools.partial(_own, body.args.args[0].arg)
     calls = [node for node in ast.walk(body) if isinstance(node, ast.Call) and ast.unparse(node.func) == function]
-    if len(calls) != 1 or len(calls[0].args) != 4:
+    always = any(isinstance(one, ast.Assign) and one.value in calls for one in body.body)  # under no condition
+    if len(calls) != 1 or len(calls[0].args) != 4 or not always:
         return ()
     norms = tuple(_norm_before(own, body, calls[0], given) for given in calls[0].args[:2])
     apart = all(_count(own, body, name) == 1 for name in norms) and len({*norms}) == 2
