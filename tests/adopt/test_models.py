@@ -35,7 +35,7 @@ FATES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "bert": ({"layer_norm": 6}, {}),
     "vit": ({"layer_norm": 5}, {"gated_mlp": 2}),
     "whisper": ({"layer_norm": 12}, {}),
-    "mamba2": ({"rms_norm": 3, "gated_norm": 2, "loss": 1}, {}),
+    "mamba2": ({"rms_norm": 3, "gated_norm": 2, "loss": 1, "functions": 2}, {}),
     "timm_vit": ({"layer_norm": 5}, {}),
     "timm_convnext": ({"layer_norm": 9}, {}),
     "unet": ({"layer_norm": 12, "gated_mlp": 4}, {}),

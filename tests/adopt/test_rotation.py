@@ -45,7 +45,9 @@ def adopted(name: str, dtype: Any) -> tuple[Any, Any]:
     model = zoo.make(name, dtype)
     other = copy.deepcopy(model)
     assert adopt_by((), other).ok
-    del other.__dict__[instances.LOSS]
+    for module, attribute, bound in instances.patched(other):
+        if bound.func is not rotating.attention:
+            instances.take(module, attribute)
     assert len(attentions(other)) == 2
     return model, other
 
