@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import command, flow, instances, rotating, rotation, samples, source  # noqa: E402
+from precast._adopt import command, flow, gating, instances, rotating, rotation, samples, source  # noqa: E402
 from precast._adopt.run import adopt_by  # noqa: E402
 from precast._adopt.small import small  # noqa: E402
 from precast._adopt.source import Unreadable  # noqa: E402
@@ -46,6 +46,9 @@ def adopted(name: str, dtype: Any) -> tuple[Any, Any]:
     other = copy.deepcopy(model)
     assert adopt_by((), other).ok
     del other.__dict__[instances.LOSS]
+    for module, attribute, bound in instances.patched(other):
+        if bound.func is gating.multiplying:  # an MLP, which is read from its source without rules too
+            instances.take(module, attribute)
     assert len(attentions(other)) == 2
     return model, other
 
