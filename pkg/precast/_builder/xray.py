@@ -295,8 +295,8 @@ def _text(where: str, file: _File) -> bytes:
         raise KernelError(
             f"{where} is too large",
             found=f"{file.size} bytes",
-            needed=f"at most {MAX_MANIFEST_BYTES}",
-            fix="build the wheel again, with one version of precast",
+            needed=f"at most {MAX_MANIFEST_BYTES} bytes",
+            fix="download or build the wheel again",
         )
     try:
         return file.read()

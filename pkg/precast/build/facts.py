@@ -34,7 +34,7 @@ def torch_abi(torch: TorchInfo) -> Exact:
             f"the commit of torch {torch.version} is unknown, so no module can be matched to it",
             found=f"a pre-release whose git version is {torch.version.git or 'not known'}",
             needed="a release of torch, or a pre-release that states its commit",
-            fix="pip install a release of torch, and build again",
+            fix="pip install --force-reinstall torch  # a release; then build again",
         )
     return Exact(torch.version.release, torch.cxx11, torch.version.git)
 

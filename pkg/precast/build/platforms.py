@@ -38,7 +38,8 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
         own = {soname for soname, _ in file.links}
         foreign = [name for name in file.needed if name not in own and not xray_verdict.PROVIDED.fullmatch(name)]
         if foreign:
-            raise _refused(file, ", ".join(foreign), "libraries of the system, torch and CUDA's packages alone")
+            fix = f"link {foreign[0]} statically, or ship it in the wheel"
+            raise _refused(file, ", ".join(foreign), "libraries of the system, torch and CUDA's packages alone", fix)
         newest = dotted(file.glibcxx)[2:3] or (0,)
         fitting = [glibc for glibc, allowed in _POLICIES if newest[0] <= allowed]
         if not fitting:
@@ -47,7 +48,5 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
     return f"manylinux_2_{least}_{platform.removeprefix('linux_')}"
 
 
-def _refused(file: HostFile, found: str, needed: str) -> KernelError:
-    return KernelError(
-        f"{file.path} fits no manylinux policy", found=found, needed=needed, fix="build in a manylinux image"
-    )
+def _refused(file: HostFile, found: str, needed: str, fix: str = "build in a manylinux image") -> KernelError:
+    return KernelError(f"{file.path} fits no manylinux policy", found=found, needed=needed, fix=fix)
