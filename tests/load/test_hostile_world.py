@@ -377,5 +377,5 @@ def test_an_archive_of_names_that_only_tar_could_mean_is_refused(tmp_path: Path)
         member = tarfile.TarInfo(cache_archive.MANIFEST)
         member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "many"}
         tar.addfile(member)
-    with pytest.raises(KernelError, match="not a cache archive"):
+    with pytest.raises(KernelError, match="not a usable cache archive"):
         cache_archive.import_cache(tmp_path / "a.tar", Cache(tmp_path / "to"))
