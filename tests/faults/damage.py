@@ -85,7 +85,7 @@ def damaged_descriptions(lab: Lab) -> str:
     site = lab.site(warm="nothing")
     listed = site.folder / "precast" / "_builder" / "families.json"
     listed.write_text(listed.read_text()[: listed.stat().st_size // 2])
-    return line(site.refusal("from precast import ops"), "families.json is damaged")
+    return line(site.refusal("from precast import ops"), "families.json is corrupted")
 
 
 @fault("no-sources", "the sources are missing", how="csrc removed", lost="what would be built")
