@@ -150,7 +150,7 @@ def test_a_layer_norm_that_rounds_before_its_weight_is_refused() -> None:
     ],
 )
 def test_the_activation_of_a_gated_mlp_is_found(act: Any, gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precast._adopt.rules._is_activation", lambda _: True)
+    monkeypatch.setattr("precast._adopt.rules.unknown_activation", lambda _: "")
     names = ("act", "gate", "up", "down")
     assert found("gated_mlp", Mlp(act, fused=False), names)[0] == gate
     assert found("gated_mlp", Mlp(act, fused=True), names)[1].startswith("it rounds in another order in bfloat16: ")
@@ -163,7 +163,7 @@ def test_the_activation_of_a_gated_mlp_is_found(act: Any, gate: str, monkeypatch
 def test_the_gate_of_halves_and_of_experts_is_found(
     kind: str, cls: Any, names: Any, act: Any, gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precast._adopt.rules._is_activation", lambda _: True)
+    monkeypatch.setattr("precast._adopt.rules.unknown_activation", lambda _: "")
     assert found(kind, cls(act, fused=False), names)[0] == gate
     assert found(kind, cls(act, fused=True), names)[1].startswith("it rounds in another order in bfloat16: ")
 
