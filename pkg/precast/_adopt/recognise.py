@@ -285,7 +285,6 @@ def _refusal(module: Module, method: str, device: str, gathered: bool, *, own_we
     return ""
 
 
-@functools.cache
 def version_of(package: str) -> str:
     """The version of an installed package."""
     return torch.__version__ if package == "torch" else importlib.metadata.version(package)
