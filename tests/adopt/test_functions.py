@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import functions, stand_ins  # noqa: E402
+from precast._adopt import command, functions, stand_ins  # noqa: E402
+from precast._adopt.report import parse  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.models, *QUIET]
@@ -87,6 +88,7 @@ def test_each_function_is_replaced_by_proof(name: str, kernels: list[str]) -> No
     (group,) = (one for one in report.replaced if one.kind == "functions")
     assert report.ok and all(f"{one}: " in group.note for one in PROVED[name]), group.note
     assert ("mamba2_selective_state_update stays" in group.note) == (name == "nemotron_h")
+    assert command.drift(parse(report.json())) == (), "the sources are found again as they were read"
     kernels.clear()
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, right, rtol=1e-5, atol=1e-5)

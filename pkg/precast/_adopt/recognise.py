@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import inspect
@@ -109,13 +110,13 @@ def _read_from_source(
     name: str, module: Any, methods: dict[str, tuple[str, str]], context: _Context
 ) -> Iterator[Found]:
     """A module whose forward no rule knows as a whole."""
-    cls, device, proofs = type(module), context.device, context.proofs
+    cls, device = type(module), context.device
     try:
         act, no_gate = gating.activation(module), ""
     except Unreadable as error:
         act, no_gate = "", str(error)
     if act:
-        yield _gated(name, module, act, device, id(module) in context.gathered, proofs)
+        yield _gated(name, module, act, context)
         return
     bases = [base.__name__ for base in cls.__mro__]
     named = next((one for one in context.rules if any(re.search(one.named, base) for base in bases)), None)
@@ -132,64 +133,73 @@ def _read_from_source(
         if not context.logits:
             yield from _without_logits(found, device)
     elif any(rotation.ROTARY.match(word) for word in _globals_used(cls)):
-        yield _rotation(name, module, device, id(module) in context.gathered, proofs)
+        yield _rotation(name, module, context)
     elif names := functions.called(cls):
-        yield _functions(name, module, names, device, id(module) in context.gathered, proofs)
+        yield _functions(name, module, names, context)
 
 
-def _gated(name: str, module: Any, act: str, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
-    here = next((p.device.type for p in module.parameters()), device)
-    digest, child = digest_of(type(module), "forward"), module._modules[act]
-    reason = _refusal(module, "forward", here, gathered)
-    if reason:
-        return Found(name, module, "gated_mlp", digest, reason)
-    key = (here, type(module), act, state_of(child))
-    if key not in proofs:
-        gate, note = gating.prove(module, act, here)
-        proofs[key] = note if gate is None else Exact(lambda one: gating.bind(one, act, gate, here), note, None, here)
-    return Found(name, module, "gated_mlp", digest, proofs[key], sources=(source_of(type(child)),))
+def _gated(name: str, module: Any, act: str, context: _Context) -> Found:
+    child = module._modules[act]
+
+    def prove(device: str) -> _Proved:
+        gate, note = gating.prove(module, act, device)
+        return (None if gate is None else lambda one: gating.bind(one, act, gate, device)), note
+
+    found = Found(name, module, "gated_mlp", digest_of(type(module), "forward"), "")
+    return _of_copy(
+        found, context, lambda: (type(module), act, state_of(child)), prove, lambda: (source_of(type(child)),)
+    )
 
 
-def _rotation(name: str, module: Any, device: str, gathered: bool, proofs: dict[object, Exact | str]) -> Found:
-    here = next((p.device.type for p in module.parameters()), device)
+def _rotation(name: str, module: Any, context: _Context) -> Found:
     digest, norms = rotation.known(module)
-    reason = norms if isinstance(norms, str) else _refusal(module, "forward", here, gathered)
-    if reason or isinstance(norms, str):
-        return Found(name, module, "rotary", digest, reason)
-    key = (here, rotation.key(module, norms))
-    if key not in proofs:
-        try:
-            form, note = rotation.prove(module, norms, here)
-        except KernelError as error:
-            form, note = None, f"no kernel here: {str(error).splitlines()[0]}"
-        if form is None:
-            proofs[key] = note
-        else:
-            proofs[key] = Exact(lambda one: rotation.bind(one, norms, form, here), note, None, here)
-    return Found(name, module, "rotary", digest, proofs[key], sources=rotation.sources(module, norms))
+    found = Found(name, module, "rotary", digest, norms if isinstance(norms, str) else "")
+    if isinstance(norms, str):
+        return found
+
+    def prove(device: str) -> _Proved:
+        form, note = rotation.prove(module, norms, device)
+        return (None if form is None else lambda one: rotation.bind(one, norms, form, device)), note
+
+    return _of_copy(found, context, lambda: rotation.key(module, norms), prove, lambda: rotation.sources(module, norms))
 
 
-def _functions(
-    name: str,
-    module: Module,
-    names: tuple[functions.Called, ...],
-    device: str,
-    gathered: bool,
-    proofs: dict[object, Exact | str],
+def _functions(name: str, module: Any, names: tuple[functions.Called, ...], context: _Context) -> Found:
+    def prove(device: str) -> _Proved:
+        proved, note = functions.prove(module, names, device)
+        return (lambda one: functions.bind(one, proved, device)) if proved else None, note
+
+    found = Found(name, module, "functions", digest_of(type(module), "forward"), "")
+    key, sources = (lambda: functions.key(module, names)), (lambda: functions.sources(module, names))
+    return _of_copy(found, context, key, prove, sources, own_weights=False)
+
+
+_Proved = tuple[Callable[[Module], Bound] | None, str]  # what binds a copy, and a line for the report
+
+
+def _of_copy(
+    found: Found,
+    context: _Context,
+    key: Callable[[], object],
+    prove: Callable[[str], _Proved],
+    sources: Callable[[], Sources],
+    *,
+    own_weights: bool = True,
 ) -> Found:
-    here = next((p.device.type for p in module.parameters()), device)
-    digest = loss.fingerprint_of(type(module))
-    reason = _refusal(module, "forward", here, gathered, own_weights=False)
+    """The fate of a module that would run a copy of its forward; modules of one ``key`` have one proof."""
+    module, proofs = found.module, context.proofs
+    here = next((p.device.type for p in module.parameters()), context.device)
+    reason = _refusal(module, "forward", here, id(module) in context.gathered, own_weights=own_weights)
     if reason:
-        return Found(name, module, "functions", digest, reason)
-    key = (here, functions.key(module, names))
-    if key not in proofs:
+        return dataclasses.replace(found, fate=reason)
+    at = (here, key())
+    if at not in proofs:
         try:
-            proved, note = functions.prove(module, names, here)
+            bind, note = prove(here)
         except KernelError as error:
-            proved, note = (), f"no kernel here: {str(error).splitlines()[0]}"
-        proofs[key] = Exact(lambda one: functions.bind(one, proved, here), note, None, here) if proved else note
-    return Found(name, module, "functions", digest, proofs[key], sources=functions.sources(module, names))
+            bind, note = None, f"no kernel here: {str(error).splitlines()[0]}"
+        proofs[at] = note if bind is None else Exact(bind, note, None, here)
+    return dataclasses.replace(found, fate=proofs[at], sources=sources())
 
 
 def _loss(name: str, model: Any, device: str) -> Found:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast._adopt.instances import ours, own, served
+from precast._adopt.instances import ours, own, run_as, served
 from precast._adopt.seen import Seen, unproved
 from precast._adopt.source import codes, with_attribute
 from precast.ops.convolution import causal_conv1d, causal_conv1d_update_
@@ -28,10 +28,7 @@ def with_functions(module: Any, named: Named, device: str, /, *given: Any, _proo
     if unproved(module, _proof):
         return own(module, *given, **options)
     cls: Any = type(module)
-    changed = _calling(cls, codes(cls.forward), named, device)
-    twin = object.__new__(changed)
-    twin.__dict__ = module.__dict__
-    return changed.forward(twin, *given, **options)
+    return run_as(_calling(cls, codes(cls.forward), named, device), module, *given, **options)
 
 
 @functools.lru_cache(maxsize=256)
