@@ -232,7 +232,8 @@ def test_each_family_is_examined_once_for_a_device_with_and_without_a_loader(mon
 
     wanted = {(family.name, device) for family in catalogue.FAMILIES for device in family.devices}
     assert {given[:2] for given in examined()} == wanted and len(set(examined())) == len(examined())
-    monkeypatch.delitem(loaders._BUILT_IN, loaders.SoftmaxLoader)
+    others = {one: made for one, made in loaders._BUILT_IN.items() if one is not loaders.SoftmaxLoader}
+    monkeypatch.setattr(loaders, "_BUILT_IN", others)  # an item that is put back would come last
     assert {given[:2] for given in examined()} == wanted and len(set(examined())) == len(examined())
     assert "softmax_backward_cuda" in {one.extension_name for one in loaders.with_kernels()}
 
