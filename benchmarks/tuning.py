@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import re
 import statistics
 import sys
@@ -59,13 +60,15 @@ def tries() -> list[dict[str, Any]]:
     return groups
 
 
-def host_library() -> ctypes.CDLL:
-    """The host library of precast that this process has loaded."""
-    for row in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        path = row.partition("/")[2]
-        if path.endswith(".so") and "/precast/_C/" in path:
-            return ctypes.CDLL(f"/{path}")
-    raise RuntimeError("this process has loaded no host library of precast; call one of its ops first")
+def host_libraries() -> list[ctypes.CDLL]:
+    """The host libraries of precast that this process has loaded: one of a wheel, or one for each family built here."""
+    rows = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    paths = {f"/{path}" for row in rows if (path := row.partition("/")[2]).endswith(".so")}
+    libraries = [ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_NOLOAD) for path in sorted(paths)]
+    found = [library for library in libraries if hasattr(library, "precast_ask_rows")]
+    if not found:
+        raise RuntimeError("this process has loaded no host library of precast; call one of its ops first")
+    return found
 
 
 def fits(candidate: Candidate, case: Case) -> bool:
@@ -91,14 +94,19 @@ def times(case: Case, candidates: Sequence[Candidate], flush: Any, l2_bytes: int
     function = shapes_cases.functions(case, "cuda")[0][OURS]
     calls = [shapes_cases.call_of(function, given, index) for index in range(len(given.inputs))]
     expected = calls[0]()
-    library = host_library()
+    libraries = host_libraries()
+
+    def ask(threads: int, cluster: int, early: int) -> None:
+        for library in libraries:
+            library.precast_ask_rows(threads, cluster, early)
+
     captured = {}
     try:
         for candidate in candidates:
             if not fits(candidate, case):
                 continue
             early = -1 if candidate.early is None else int(candidate.early)
-            library.precast_ask_rows(candidate.threads, candidate.cluster, early)
+            ask(candidate.threads, candidate.cluster, early)
             try:
                 for one, other in zip(calls[0](), expected, strict=True):
                     torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
@@ -106,7 +114,7 @@ def times(case: Case, candidates: Sequence[Candidate], flush: Any, l2_bytes: int
             except (AssertionError, RuntimeError) as error:
                 print(f"{case.text} {candidate.text}: {str(error).splitlines()[0]}", file=sys.stderr)
     finally:
-        library.precast_ask_rows(0, 0, -1)
+        ask(0, 0, -1)
     samples = graphs.in_turns(captured, flush)
     return {
         measure: {name: round(statistics.median(some), 2) for name, some in samples[measure].items()}

@@ -17,6 +17,7 @@ constexpr int kComputeCapabilityMinor = 76;
 constexpr int kMultiprocessorCount = 16;
 constexpr int kMaxSharedMemoryPerBlockOptin = 97;
 constexpr int kMaxDynamicSharedSizeBytes = 8;        // CUfunction_attribute
+constexpr int kNonPortableClusterSizeAllowed = 14;   // CUfunction_attribute
 constexpr int kCaptureNone = 0;                      // CUstreamCaptureStatus
 constexpr int kCaptureModeRelaxed = 2;               // CUstreamCaptureMode
 constexpr int kModuleEagerLoading = 1;               // CUmoduleLoadingMode

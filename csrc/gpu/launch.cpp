@@ -9,6 +9,7 @@
 #include "../host/checks.h"
 #include "../host/lock.h"
 #include "driver.h"
+#include "row_launch.h"
 
 namespace precast {
 
@@ -29,6 +30,7 @@ struct Function {
 struct Loaded {
   CuHandle context;  // the primary context that the functions belong to
   bool early;        // the device code waits by itself if a launch starts early, and may have clusters
+  bool wider;        // clusters may have more blocks than every GPU with clusters has: tried on 9.0
   Function functions[1];
 };
 
@@ -171,7 +173,7 @@ class RelaxedCapture {
 // would push it into all contexts of the process, including GPUs it does not fit. There it is loaded as a module of one
 // context.
 Function resolve(const Driver& cuda, const KernelFamily& family, int device, CuHandle library, CuHandle module,
-                 const Entry& entry) {
+                 const Entry& entry, bool wider) {
   Function found{nullptr, nullptr};
   CuResult result = kCudaSuccess;
   if (module != nullptr) {
@@ -184,6 +186,10 @@ Function resolve(const Driver& cuda, const KernelFamily& family, int device, CuH
   if (entry.dynamic_shared_bytes > 48 * 1024) {
     const int bytes = std::min(entry.dynamic_shared_bytes, block_shared_bytes(device) - kStaticSharedBytes);
     driver_check(cuda.func_set_attribute(found.function, kMaxDynamicSharedSizeBytes, bytes), "cuFuncSetAttribute",
+                 family.name, device);
+  }
+  if (entry.dynamic_shared_bytes == kMostClusterBytes && wider) {
+    driver_check(cuda.func_set_attribute(found.function, kNonPortableClusterSizeAllowed, 1), "cuFuncSetAttribute",
                  family.name, device);
   }
   if (cuda.func_load != nullptr) driver_check(cuda.func_load(found.function), "cuFuncLoad", family.name, device);
@@ -209,9 +215,11 @@ const Loaded* load(const Driver& cuda, KernelFamily& family, DeviceSlot& slot, i
   loaded->context = context;
   // Code for older targets does not wait, and a driver before 12.3 cannot capture such a launch.
   loaded->early = parse_target(slot.image->target, family.name).number >= 90 && cuda.version >= kDriver12_3;
+  loaded->wider = loaded->early && parse_target(slot.image->target, family.name).number / 10 == 9;
   try {
     for (int i = 0; i < family.entry_count; ++i) {
-      loaded->functions[i] = resolve(cuda, family, device, slot.image->library, module, family.entries[i]);
+      loaded->functions[i] =
+          resolve(cuda, family, device, slot.image->library, module, family.entries[i], loaded->wider);
     }
   } catch (...) {
     free(loaded);
@@ -320,15 +328,16 @@ bool has_clusters(KernelFamily& family, int device) { return ready(family, devic
 
 int resident_clusters(KernelFamily& family, int device, int entry, const LaunchShape& shape) {
   // The answer and what was asked fit in one number, so that the driver is asked once: 20 bits of the answer, then the
-  // device, the entry, warps, blocks of a cluster, and shared memory in units of 16 bytes.
+  // device, the entry, warps, blocks of a cluster less one, and shared memory in units of 16 bytes.
   const uint64_t asked = static_cast<uint64_t>(device) << 32 | static_cast<uint64_t>(entry) << 24 |
                          static_cast<uint64_t>(shape.threads_x / 32) << 18 |
-                         static_cast<uint64_t>(shape.cluster) << 14 | shape.dynamic_shared_bytes / 16;
+                         static_cast<uint64_t>(shape.cluster - 1) << 14 | shape.dynamic_shared_bytes / 16;
   for (const std::atomic<uint64_t>& known : family.resident) {
     const uint64_t both = known.load(std::memory_order_relaxed);
     if (both >> 20 == asked) return static_cast<int>(both & 0xfffff);
   }
   const Loaded& loaded = ready(family, device);
+  if (shape.cluster > kMostBlocks && !loaded.wider) return 0;
   const ContextGuard guard(driver(), loaded.context, family.name, device);
   LaunchAttribute attributes[2];
   LaunchConfig config = config_of(shape, nullptr, attributes);
@@ -336,9 +345,9 @@ int resident_clusters(KernelFamily& family, int device, int entry, const LaunchS
     attributes[config.attribute_count++] = {kClusterDimension, 0, {1, 1, 1}};
   }
   int count = 0;
-  driver_check(driver().occupancy_max_active_clusters(&count, loaded.functions[entry].function, &config),
-               "cuOccupancyMaxActiveClusters", family.name, device);
-  if (count < 1) count = 1;
+  const CuResult result = driver().occupancy_max_active_clusters(&count, loaded.functions[entry].function, &config);
+  if (shape.cluster > kMostBlocks && result != kCudaSuccess) count = 0;  // a part of a GPU may be too small
+  if (shape.cluster <= kMostBlocks) driver_check(result, "cuOccupancyMaxActiveClusters", family.name, device);
   std::atomic<uint64_t>* place = &family.resident[asked % 8];
   for (std::atomic<uint64_t>& known : family.resident) {
     if (known.load(std::memory_order_relaxed) == 0) place = &known;

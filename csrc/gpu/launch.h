@@ -58,10 +58,11 @@ struct LaunchShape {
 // grid.
 void launch(KernelFamily& family, int device, int entry, const LaunchShape& shape, void** arguments);
 
-// Whether launches on this device can have clusters of blocks, up to 8. Prepares the family first.
+// Whether launches on this device can have clusters of blocks: up to 8, or up to 16 where resident_clusters says so.
+// Prepares the family first.
 bool has_clusters(KernelFamily& family, int device);
 
-// How many clusters of such a launch the device holds at a time. At least one.
+// How many clusters of such a launch the device holds at a time; none if it cannot have such clusters.
 int resident_clusters(KernelFamily& family, int device, int entry, const LaunchShape& shape);
 
 // Does the setup of a first launch, so that a captured launch has nothing left to load.

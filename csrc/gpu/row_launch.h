@@ -136,7 +136,8 @@ inline RowKernel in_cluster(ByDType kernel, int64_t rows, int64_t vectors, const
   if (cluster > kMostBlocks) cluster = kMostBlocks;
   while (2 * cluster <= kMostBlocks && vectors > cluster * kSpreadVectors && 2 * rows * cluster <= all) cluster *= 2;
   // Of few rows, blocks that two of fit on a multiprocessor: clusters of large ones would not all find room at a time.
-  const int64_t smallest = (vectors + each * few - 1) / (each * few), widest = all + all / 2;
+  // Most have two: on an H200, softmax of 77 x 65024 takes 9.4 us with three blocks for each row, 10.4 with two.
+  const int64_t smallest = (vectors + each * few - 1) / (each * few), widest = all + 3 * all / 4;
   const bool spread = rows * cluster <= all;
   if (form.alone && spread && vectors > cluster * each * few && smallest <= kMostBlocks && rows * smallest <= widest) {
     cluster = widest / rows < kMostBlocks ? widest / rows : kMostBlocks;
@@ -146,7 +147,10 @@ inline RowKernel in_cluster(ByDType kernel, int64_t rows, int64_t vectors, const
   int64_t taken = each;
   if (spread) taken = (in_block + few - 1) / few;
   const bool many = rows * cluster >= 4 * all;
-  if (form.alone && many && fewest > few) taken = (in_block + most - 1) / most;  // as many threads as there is room for
+  if (form.alone && many && fewest > few) {  // as many threads as there is room for
+    taken = (in_block + most - 1) / most;
+    if (cluster >= 4) return made(most, cluster);  // 224 us instead of 234 at 1024 x 202048, on an H200
+  }
   if (taken > each) taken = each;
   return made(warps_for((in_block + taken - 1) / taken), cluster);
 }
@@ -154,8 +158,28 @@ inline RowKernel in_cluster(ByDType kernel, int64_t rows, int64_t vectors, const
 // Makes a launch of one cluster per row one of as many clusters as the device holds at a time, which walk over the
 // rows. Such a launch starts early: its blocks leave no room for early blocks of the next one.
 inline void limit_clusters(KernelFamily& family, int device, int entry, LaunchShape& shape) {
-  const uint32_t most = static_cast<uint32_t>(resident_clusters(family, device, entry, shape)) * shape.cluster;
+  const int resident = resident_clusters(family, device, entry, shape);
+  const uint32_t most = static_cast<uint32_t>(resident > 0 ? resident : 1) * shape.cluster;
   if (shape.blocks_x > most) shape.blocks_x = most;
+}
+
+// A row of few in a cluster of twice as many blocks as every GPU has, if this one has such clusters for all rows at a
+// time. On an H200, softmax of 1 x 128256 takes 3.13 us instead of 3.70, of 5 x 202048 5.54 instead of 5.86.
+inline void widen_cluster(KernelFamily& family, int device, int entry, int64_t rows, RowKernel& chosen) {
+  constexpr uint32_t kWider = 2 * kMostBlocks, kFrom = kWider * kSpreadVectors;
+  if (chosen.cluster != kMostBlocks || chosen.vectors < kFrom || asked_rows.cluster != 0) return;
+  if (rows * kWider > multiprocessors(device)) return;
+  const int64_t in_block = (chosen.vectors + kWider - 1) / kWider,
+                of_thread = (chosen.shared - kExchangeBytes) / chosen.threads;
+  const int64_t most = of_thread / 16, spread = (in_block + kFewThreads / 2 - 1) / (kFewThreads / 2);
+  const int64_t each = spread < most ? spread : most;
+  RowKernel wider = chosen;
+  wider.cluster = kWider;
+  wider.threads = static_cast<uint32_t>(warps_for((in_block + each - 1) / each));
+  wider.shared = static_cast<uint32_t>(kExchangeBytes + of_thread * wider.threads);
+  LaunchShape shape = {kWider, 1, wider.threads, 1, wider.shared};
+  shape.cluster = kWider;
+  if (resident_clusters(family, device, entry, shape) >= rows) chosen = wider;
 }
 
 // True if a launch should start while the previous one still runs, and let the next one start early. It has at most

@@ -177,6 +177,7 @@ inline WalkGrid walk_grid(KernelFamily& family, int entry, const Norm& norm, con
   if (walk.cluster > 1) {  // here blocks are clusters
     const LaunchShape one = walk_shape(walk, 1);
     blocks = resident_clusters(family, norm.device, entry, one);
+    if (blocks < 1) blocks = 1;
   }
   if (blocks > fitting) blocks = fitting > 0 ? fitting : 1;
   const int64_t with_rows = (norm.rows + walk.rows - 1) / walk.rows;

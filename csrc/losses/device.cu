@@ -4,6 +4,7 @@
 // All arithmetic is in float32, and a gradient is rounded once. The gradient may lie over the logits: a thread has read
 // what it writes over, and nobody else reads it.
 #include "../gpu/exponentials.cuh"
+#include "../gpu/shifted.cuh"
 #include "args.h"
 #include "entries.h"
 
@@ -89,23 +90,35 @@ DEVICE Vector gradient(const LossArgs& a, const Slope& slope, const Vector& v, i
 }
 
 // A row in the registers of one block, or of one warp for short rows. Each thread has V vectors, blockDim.x apart.
-template <class T, int V>
+// kShifted: rows begin anywhere, and what a vector holds beside its row counts as minus infinity.
+template <class T, int V, bool kShifted = false>
 DEVICE void loss_row(const LossArgs& a) {
   alignas(16) __shared__ float shared[3][32];
   begin_launch(a.early);
   constexpr int kPer = T::kPerVector;
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
-  const u32 first = threadIdx.x, step = blockDim.x;
+  const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.columns) * T::kBytes;
   const char* x = a.x + row * a.x_stride;
+  const Shifted<T> of(x, bytes);
+  const u32 vectors = kShifted ? of.count : a.vectors, lead = kShifted ? of.lead / T::kBytes : 0;
   const int at = target_of(a, row);
-  const auto has = [&](int j) { return first + j * step < a.vectors; };
+  const auto has = [&](int j) { return first + j * step < vectors; };
   Vector v[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (has(j)) v[j] = load(x + (first + j * step) * 16);
+    const u32 k = first + j * step;
+    if (!has(j)) continue;
+    if constexpr (kShifted) {
+      v[j] = of.load_from(x, k, a.x, a.x + static_cast<i64>(a.rows - 1) * a.x_stride + bytes);
+      if (!of.whole(k)) {
+        v[j] = combine<T>(v[j], v[j], [&](int i, float e, float) { return of.holds(k, i, bytes) ? e : -infinity(); });
+      }
+    } else {
+      v[j] = load(x + k * 16);
+    }
   }
-  const bool writes = at >= 0 ? at / kPer % step == first : first == 0;  // the target's vector, and so its gradient
+  const bool writes = at >= 0 ? (at + lead) / kPer % step == first : first == 0;  // the target's vector, and gradient
   const float logit = writes && at >= 0 ? T::load(x + static_cast<i64>(at) * T::kBytes) : 0.0f;
 
   float top = -infinity(), sum = 0.0f, dot = 0.0f;
@@ -120,10 +133,16 @@ DEVICE void loss_row(const LossArgs& a) {
     if (has(j)) for_elements<T>(v[j], [&](int, float e) { sum += exponential(e - base); });
   }
   sum = row_sum(sum, shared[1]);
+  // The column of a vector's first element, and those of its elements that the row has.
+  const auto column = [&](int j) { return static_cast<i64>(first + j * step) * kPer - lead; };
+  const auto in_row = [&](int j, int i) { return !kShifted || of.holds(first + j * step, i, bytes); };
   if (a.smoothing != 0.0f) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if (has(j)) dot += weighted<T>(a, v[j], static_cast<i64>(first + j * step) * kPer);
+      if (!has(j)) continue;
+      for_elements<T>(v[j], [&](int i, float e) {
+        if (in_row(j, i)) dot = fmaf(e, weight_at(a, column(j) + i), dot);
+      });
     }
     dot = row_sum(dot, shared[2]);
   }
@@ -131,13 +150,23 @@ DEVICE void loss_row(const LossArgs& a) {
   if (writes) write_loss(a, row, target, logit, base, sum, dot);
   if (a.grad == nullptr) return;
   const Slope slope = Slope::of(a, target, base, sum);
+  char* grad = a.grad + row * a.grad_stride;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     if (!has(j)) continue;
     Vector result = {{0, 0, 0, 0}};
-    const i64 vector = first + j * step;
-    if (at != kIgnored) result = gradient<T>(a, slope, v[j], vector * kPer, a.smoothing != 0.0f);
-    store(a.grad + row * a.grad_stride + vector * 16, result);
+    if (at != kIgnored && a.smoothing != 0.0f) {
+      result = combine<T>(v[j], v[j], [&](int i, float e, float) {
+        return in_row(j, i) ? slope.at(e, weight_at(a, column(j) + i)) : 0.0f;
+      });
+    } else if (at != kIgnored) {
+      result = gradient<T>(a, slope, v[j], 0, false);
+    }
+    if constexpr (kShifted) {
+      of.store_to(grad, first + j * step, result);
+    } else {
+      store(grad + (first + j * step) * 16, result);
+    }
   }
   if (writes && at >= 0) write_target<T>(a, row, at, slope, logit);
 }

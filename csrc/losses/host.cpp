@@ -15,14 +15,16 @@ namespace {
 //   vectors in a row    kernel    threads per row
 //   1 to 2048           v4        a fourth, part of a warp up to 32
 //   2049 to 65536       wide      up to 8 x 1024: a cluster of blocks has a row; on 9.0 and newer
+//   unaligned, to 2048  shifted   as v4
 //   more, or unaligned  any       up to 512, which read the row twice
 
 PRECAST_ENTRIES(CROSS_ENTROPY_KERNELS)
 
 KernelFamily kernels = {"cross_entropy", kEntries, entry::kCount};
 
-constexpr ByDType kV4 = PRECAST_BY_DTYPE(cross_entropy, _v4), kAny = PRECAST_BY_DTYPE(cross_entropy, _any),
-                  kWide = PRECAST_BY_DTYPE(cross_entropy, _wide), kScale = PRECAST_BY_DTYPE(cross_entropy, _scale);
+constexpr ByDType kV4 = PRECAST_BY_DTYPE(cross_entropy, _v4), kShifted = PRECAST_BY_DTYPE(cross_entropy, _shifted),
+                  kAny = PRECAST_BY_DTYPE(cross_entropy, _any), kWide = PRECAST_BY_DTYPE(cross_entropy, _wide),
+                  kScale = PRECAST_BY_DTYPE(cross_entropy, _scale);
 
 // As for softmax: two exponentials per element, so blocks are as large as they can be.
 // 8192 x 151936 takes 2.04 ms on an H100 with three blocks of 928 threads, 2.17 with four of 608.
@@ -32,6 +34,7 @@ constexpr uint32_t kFromTheRow = kFirstOfFamily;  // not from numbers that are g
 constexpr uint32_t kEvenly = 2 * kFirstOfFamily;  // no label smoothing by weights
 
 constexpr RowRule kRules[] = {
+    {kUnaligned | kFromTheRow, 4 * 512, kShifted, Form::kRegisters, 4, 64},
     {kAligned | kFromTheRow, 4 * 512, kV4, Form::kRegisters, 4},
     {kAligned | kFromTheRow | kEvenly | kClusters, 2 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
     {kAligned | kFromTheRow | kEvenly | kClusters, 3 * 8 * 1024, kWide, Form::kCluster, 0, 0, kFormOfThree},
@@ -60,8 +63,11 @@ void compute_cuda(const LossRows& work, int32_t device) {
   const bool alike = !writes || lies_alike({work.x, args.x_stride}, {work.grad, args.grad_stride});
   const uint32_t has =
       (work.given == nullptr ? kFromTheRow : 0) | (work.weight == nullptr || work.smoothing == 0 ? kEvenly : 0);
-  const RowKernel choice = choose_row(
-      kRules, kernels, {has, work.rows, work.columns, vectors_of(misaligned | (row_bytes & 15), row_bytes), 0, device});
+  RowKernel choice = choose_row(kRules, kernels,
+                                {has, work.rows, work.columns, vectors_of(misaligned | (row_bytes & 15), row_bytes),
+                                 alike ? shifted_vectors(row_bytes, bytes) : 0, device});
+  const int entry = choice.kernel[dtype];
+  widen_cluster(kernels, device, entry, work.rows, choice);
   args.weight = work.weight;
   args.sum = work.sum;
   args.factor_step = static_cast<int>(work.factor_step);
@@ -74,7 +80,6 @@ void compute_cuda(const LossRows& work, int32_t device) {
   args.z_loss = work.z_loss;
   args.narrow_target = work.narrow_target;
   args.peeled = choice.vectors == 0 && alike;
-  const int entry = choice.kernel[dtype];
   void* arguments[] = {&args};
   for_launches(work.rows, choice, [&](int64_t begin, unsigned count, LaunchShape& shape) {
     if (choice.cluster > 1) limit_clusters(kernels, device, entry, shape);

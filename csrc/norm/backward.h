@@ -40,6 +40,14 @@ uint64_t set_strides(const Norm& norm, const BackwardRows& work, Args& args) {
          misalignment(work.weight, norm.hidden * norm.column_bytes()) | misalignment(work.grad_x, args.grad_x_stride);
 }
 
+// True if every row of x, its gradient and grad has the same misalignment, and the first has none.
+template <class Args>
+bool lie_alike(const BackwardRows& work, const Args& args) {
+  const Placed grad_x = {work.grad_x, args.grad_x_stride};
+  return misalignment(work.x, 0) == 0 && lies_alike({work.x, args.x_stride}, grad_x) &&
+         lies_alike({work.grad, args.grad_stride}, grad_x);
+}
+
 // `args` has its strides, and what only its norm has.
 template <class Args>
 void launch_walk(KernelFamily& kernels, int entry, const Norm& norm, const BackwardRows& work, const WalkPlan& walk,

@@ -17,6 +17,7 @@
   KERNEL(rms_norm_backward_##f##_v2_pair, BackwardArgs, 640, 640, 96, kRingBytes, backward_rows<T, 2, true>) \
   KERNEL(rms_norm_backward_##f##_v4, BackwardArgs, 512, 512, 128, kRingBytes, backward_rows<T, 4>)           \
   KERNEL(rms_norm_backward_##f##_v1, BackwardArgs, 512, 1024, 64, kRingBytes, backward_rows<T, 1>)           \
+  KERNEL(rms_norm_backward_##f##_shifted, BackwardArgs, 512, 512, 128, kRingBytes, backward_shifted<T>)      \
   KERNEL(rms_norm_backward_##f##_any, BackwardArgs, 512, 512, 128, 0, backward_any<T>)                       \
   KERNEL(rms_norm_backward_##f##_wide, BackwardArgs, 512, 512, 128, kRingBytes, backward_wide<T>)
 

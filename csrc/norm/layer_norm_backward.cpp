@@ -43,11 +43,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   BackwardArgs args;
   const uint64_t misaligned = norm::set_strides(norm, work, args);
   const int64_t row_bytes = args.grad_x_stride;
-  const Placed x_rows = {work.x, args.x_stride}, grad_x = {work.grad_x, row_bytes};
-  const bool alike = lies_alike(x_rows, grad_x) && lies_alike({work.grad, args.grad_stride}, grad_x);
-  const WalkPlan walk =
-      choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone,
-                  alike && misalignment(work.x, 0) == 0 ? shifted_vectors(row_bytes, norm.element_bytes()) : 0);
+  const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone,
+                                    norm::lie_alike(work, args) ? shifted_vectors(row_bytes, norm.element_bytes()) : 0);
   const int entry = walk_entry(kWalks, norm, walk);
   const WalkGrid grid = walk_grid(kernels, entry, norm, walk, results.wanted());
   const Tensor parts = norm::make_parts(results.wanted(), grid.lines, norm, float32_code(), x);

@@ -25,9 +25,10 @@ constexpr bool kPairAlone = true;
 KernelFamily kernels = {"rms_norm_backward", kEntries, entry::kCount};
 
 constexpr WalkKernels kWalks = {
-    PRECAST_BY_DTYPE(rms_norm_backward, _v2),   PRECAST_BY_DTYPE(rms_norm_backward, _v2_pair),
-    PRECAST_BY_DTYPE(rms_norm_backward, _v4),   PRECAST_BY_DTYPE(rms_norm_backward, _v1),
-    PRECAST_BY_DTYPE(rms_norm_backward, _wide), PRECAST_BY_DTYPE(rms_norm_backward, _any),
+    PRECAST_BY_DTYPE(rms_norm_backward, _v2),      PRECAST_BY_DTYPE(rms_norm_backward, _v2_pair),
+    PRECAST_BY_DTYPE(rms_norm_backward, _v4),      PRECAST_BY_DTYPE(rms_norm_backward, _v1),
+    PRECAST_BY_DTYPE(rms_norm_backward, _wide),    PRECAST_BY_DTYPE(rms_norm_backward, _any),
+    PRECAST_BY_DTYPE(rms_norm_backward, _shifted),
 };
 
 // ---- the two devices ----
@@ -37,7 +38,12 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   const uint64_t misaligned = norm::set_strides(norm, work, args);
   args.grad_sum_stride = work.grad_sum_stride * norm.element_bytes();
   const bool aligned = (misaligned | misalignment(work.grad_sum, args.grad_sum_stride)) == 0;
-  const WalkPlan walk = choose_walk(kernels, norm, aligned ? args.grad_x_stride / 16 : 0, kPairAlone);
+  const int64_t row_bytes = args.grad_x_stride;
+  const bool alike =
+      norm::lie_alike(work, args) &&
+      (work.grad_sum == nullptr || lies_alike({work.grad_sum, args.grad_sum_stride}, {work.grad_x, row_bytes}));
+  const WalkPlan walk = choose_walk(kernels, norm, aligned ? row_bytes / 16 : 0, kPairAlone,
+                                    alike ? shifted_vectors(row_bytes, norm.element_bytes()) : 0);
   const int entry = walk_entry(kWalks, norm, walk);
   const WalkGrid grid = walk_grid(kernels, entry, norm, walk, 1);
   const Tensor parts = norm::make_parts(1, grid.lines, norm, float32_code(), x);

@@ -14,14 +14,16 @@ namespace precast {
 namespace rms_norm {
 
 // Walks over a worker's rows, with the row, its gradient and the share of grad_weight in registers. If four vectors of
-// 16-bit numbers do not fit in registers, they are read from shared memory again.
-template <class T, int V, bool kPair = false, bool kCluster = false>
+// 16-bit numbers do not fit in registers, they are read from shared memory again. kShifted: rows begin anywhere
+// (walk.cuh); what a vector holds beside its row is zero.
+template <class T, int V, bool kPair = false, bool kCluster = false, bool kShifted = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = kCluster ? cluster_number() : blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
+  const Shifted<T> at(a.x + worker * a.x_stride, static_cast<u32>(a.hidden) * T::kBytes);
   if constexpr (kCluster) cluster_begins();
   next_launch_may_start();
 
@@ -29,14 +31,23 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   float part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) w[j].load(a.weight, first + j * step, a.wide);
+    if constexpr (kShifted) w[j].fill(0.0f);
+    if (first + j * step < a.vectors) {
+      if constexpr (kShifted) {
+        w[j].load_shifted(a.weight, first + j * step, at, a.wide);
+      } else {
+        w[j].load(a.weight, first + j * step, a.wide);
+      }
+    }
 #pragma unroll
     for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
   }
 
-  Walk<V, kPair> walk(a, worker);
-  char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
-  const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + first * 16;
+  using Walking = Walk<V, kPair, kShifted>;
+  Walking walk = kShifted ? Walking(a, worker, at.lead, at.count, at.tail()) : Walking(a, worker);
+  char* grad_x = a.grad_x + worker * a.grad_x_stride + (kShifted ? 0 : first * 16);
+  const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + (kShifted ? 0 : first * 16);
+  const char* grad_sum_end = a.grad_sum + (a.rows - 1) * a.grad_sum_stride + at.bytes;
   if constexpr (kCluster) cluster_has_begun();
   Rounds<> rounds;
   u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
@@ -47,9 +58,18 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     } else {
       walk.hold();
     }
+    if (kShifted && first == 0) {  // what lies before the row; behind it there are zeros
+      v[0] = at.cut(0, v[0], at.bytes);
+      g[0] = at.cut(0, g[0], at.bytes);
+    }
     const auto load_added = [&](int j) {
       added[j] = Vector{{0, 0, 0, 0}};
-      if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
+      if (a.grad_sum == nullptr || !walk.taken[j]) return;
+      if constexpr (kShifted) {
+        added[j] = at.load_from(grad_sum, first + j * step, a.grad_sum, grad_sum_end);
+      } else {
+        added[j] = load_constant(grad_sum + j * step * 16);
+      }
     };
     if constexpr (V <= 2) {  // before the sums, if there are enough registers
 #pragma unroll
@@ -100,14 +120,23 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           }
           result.word[k] = T::pack(t);
         }
-        store(grad_x + j * step * 16, result);
+        if constexpr (kShifted) {
+          at.store_to(grad_x, first + j * step, result);
+        } else {
+          store(grad_x + j * step * 16, result);
+        }
       }
     }
     grad_x += a.grad_x_stride * a.workers;
     grad_sum += a.grad_sum_stride * a.workers;
   }
 
-  store_parts<T>(a.parts + (kCluster ? worker : blockIdx.x) * a.hidden, part, a.vectors);
+  float* line = a.parts + (kCluster ? worker : blockIdx.x) * a.hidden;
+  if constexpr (kShifted) {
+    store_shifted_parts<T>(line, part, at);
+  } else {
+    store_parts<T>(line, part, a.vectors);
+  }
 }
 
 // A cluster of blocks is a worker, and each block walks over its slice of the columns.
@@ -125,6 +154,14 @@ DEVICE void backward_wide(const BackwardArgs& a) {
   if (a.grad_sum != nullptr) own.grad_sum += bytes;
   own.parts += begin * T::kPerVector;
   backward_rows<T, 4, false, true>(own);
+#endif
+}
+
+// Rows that begin anywhere.
+template <class T>
+DEVICE void backward_shifted(const BackwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  backward_rows<T, 2, false, false, true>(a);
 #endif
 }
 

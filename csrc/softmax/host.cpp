@@ -97,9 +97,11 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
                         : work.mask.data == nullptr ? kPlainRow
                                                     : 0) |
                        (bytes == 2 ? kTwoBytes : 0);
-  const RowKernel choice = choose_row(kRules, kernels,
-                                      {has, rows.rows, rows.columns, vectors_of(misaligned, row_bytes),
-                                       alike ? shifted_vectors(row_bytes, bytes) : 0, rows.device});
+  RowKernel choice = choose_row(kRules, kernels,
+                                {has, rows.rows, rows.columns, vectors_of(misaligned, row_bytes),
+                                 alike ? shifted_vectors(row_bytes, bytes) : 0, rows.device});
+  const int entry = choice.kernel[rows.dtype];
+  widen_cluster(kernels, rows.device, entry, rows.rows, choice);
   args.mask = reinterpret_cast<const char*>(work.mask.data);
   args.columns = rows.columns;
   args.queries = work.queries;
@@ -117,7 +119,6 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   const bool prefetches =
       choice.kernel != kAny && choice.kernel != kShifted && choice.kernel != kWide && choice.kernel != kWalk;
   args.prefetch = work.mask.data == nullptr && prefetches ? rows_ahead(row_bytes) : 0;
-  const int entry = choice.kernel[rows.dtype];
   void* arguments[] = {&args};
   for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, LaunchShape& shape) {
     if (choice.cluster > 1 || choice.kernel == kWalk) limit_clusters(kernels, rows.device, entry, shape);

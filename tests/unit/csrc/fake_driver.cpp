@@ -11,7 +11,8 @@
 namespace {
 struct {
   int version = 13000, capability[2] = {90, 80}, loading_mode = 2, capturing = 0, missing_kernel = 0, launch_result = 0,
-      init_result = 0, context_result = 0, load_result = 0, load_seconds = 0, shared = 232448, shared_limit = 0;
+      occupancy_result = 0, init_result = 0, context_result = 0, load_result = 0, load_seconds = 0, shared = 232448,
+      shared_limit = 0;
 } fake;
 thread_local void* current = nullptr;
 char record[1 << 14];
@@ -37,6 +38,7 @@ E void fake_set(const char* name, int value) {
   if (strcmp(name, "capturing") == 0) fake.capturing = value;
   if (strcmp(name, "missing_kernel") == 0) fake.missing_kernel = value;
   if (strcmp(name, "launch_result") == 0) fake.launch_result = value;
+  if (strcmp(name, "occupancy_result") == 0) fake.occupancy_result = value;
   if (strcmp(name, "init_result") == 0) fake.init_result = value;
   if (strcmp(name, "context_result") == 0) fake.context_result = value;
   if (strcmp(name, "load_result") == 0) fake.load_result = value;
@@ -133,7 +135,7 @@ struct Config {
 };
 E int cuOccupancyMaxActiveClusters(int* count, void*, const Config* config) {
   note("occupancy", config->attributes[config->count - 1].value[0]);
-  return *count = 16, 0;
+  return *count = 16, fake.occupancy_result;
 }
 E int cuLaunchKernelEx(const Config* config, void* function, void**, void**) {
   note("launch", number(function));

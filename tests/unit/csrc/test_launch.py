@@ -99,10 +99,20 @@ def test_a_cluster_need_not_start_early(folder: Path) -> None:
 
 def test_the_driver_is_asked_once_how_many_clusters_are_resident(folder: Path) -> None:
     code = "image(0)\nlaunch(0, 0)\nrecord()\n"
-    code += "out['found'] = [c.probe_resident(0, n) for n in (1, 1, 8, 8, 1)]\nout['record'] = record()"
+    code += "out['found'] = [c.probe_resident(0, n) for n in (1, 1, 8, 8, 1, 16, 16)]\nout['record'] = record()"
     out = scenario(folder, code)
-    assert out["found"] == [16] * 5
-    assert [word for word in out["record"] if word.startswith("occupancy")] == ["occupancy(1)", "occupancy(8)"]
+    assert out["found"] == [16] * 7
+    assert [word for word in out["record"] if word.startswith("occupancy")] == ["occupancy(1)", "occupancy(8)", "occupancy(16)"]
+
+
+def test_more_than_eight_blocks_in_a_cluster_where_they_were_tried(folder: Path) -> None:
+    """On a GPU of another generation the driver is not asked; where it refuses, there are none, and no error."""
+    ask = "out['found'] = [c.probe_resident(0, n) for n in (16, 8)]\nout['record'] = record()"
+    other = scenario(folder, f"setting('capability0', 100)\nimage(0, 'sm_100', (10, 0))\n{ask}")
+    assert other["found"] == [0, 16]
+    assert "occupancy(16)" not in other["record"]
+    part = scenario(folder, f"setting('occupancy_result', 912)\nimage(0)\n{ask}")
+    assert part["found"] == [0, -1], "a refusal of eight is an error: every GPU with clusters has those"
 
 
 def test_prepare_leaves_nothing_to_load(folder: Path) -> None:
