@@ -35,6 +35,8 @@ LAST_CALL = (
 
 # The oldest compiler for the oldest GPU, and the current one for the GPU that the kernels are tuned for.
 QUICK = {("cu121", "sm_70"), ("cu130", "sm_90")}
+# One target of each kind of register budget; the others are left to the long tests of a machine with more cores.
+KINDS = {"sm_80", "sm_100", "sm_120"}
 
 
 def newest(target: GpuTarget) -> str:
@@ -42,11 +44,18 @@ def newest(target: GpuTarget) -> str:
     return [label for label, spec in LABELS.items() if target in spec.targets][-1]
 
 
+def marks_of(label: str, target: str) -> tuple[pytest.MarkDecorator, ...]:
+    """When a compile is part of a run."""
+    if (label, target) in QUICK:
+        return ()
+    return (pytest.mark.long,) if target in KINDS else (pytest.mark.long, pytest.mark.targets)
+
+
 COMPILES = [
     pytest.param(
         *(family, label, target),
         id=f"{family.name}-{label}-{target}",
-        marks=() if (label, str(target)) in QUICK else pytest.mark.long,
+        marks=marks_of(label, str(target)),
     )
     for family in WITH_DEVICE
     for label, spec in LABELS.items()
