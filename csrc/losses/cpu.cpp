@@ -1,6 +1,8 @@
 // Cross entropy of rows with its gradient, thirty-two elements at a time. Compiled once per CPU level.
 //
-// A row is read part by part: once for its maximum and its sum, once for the gradient, which may lie over it.
+// A row is read part by part for its maximum and its sum. The gradient, which may lie over it, takes the exponentials
+// that were kept: all of a row that fits, and of longer ones in float32, where they stay in the place of the gradient.
+// Other rows are read again.
 #include "cpu.h"
 
 #include "../cpu/kept_row.h"
@@ -22,15 +24,37 @@ struct Part32 {
   }
 };
 
+constexpr int64_t kParts = 64;  // of a row whose exponentials stay in the gradient
+
+// A row's total, its last part's exponentials, and the maximum that each part knew.
+struct Kept : Total {
+  alignas(64) float last[kKept];
+  float known[kParts];
+};
+
+// Where a part's exponentials stay: in the gradient, if that is float and the part has no tail, else in the buffer.
 template <class T>
-Total total_of(const T* x, int64_t columns) {
-  alignas(64) float kept[kKept];
-  Total all;
+PRECAST_INLINE float* place_of(T*, float* kept, int64_t) {
+  return kept;
+}
+PRECAST_INLINE float* place_of(float* grad, float* kept, int64_t open) {
+  return grad != nullptr && open == kKept ? grad : kept;
+}
+
+template <class T>
+bool stays(const T* grad, int64_t columns) {
+  return grad != nullptr && columns <= (sizeof(T) == sizeof(float) ? kParts * kKept : kKept);
+}
+
+template <class T>
+void take_total(const T* x, int64_t columns, T* grad, Kept* all) {
+  const bool kept = stays(grad, columns);
   for (int64_t start = 0; start < columns; start += kKept) {
     const Part32<T> part = {x + start, smaller(columns - start, kKept)};
-    add_part(keep(part, kept), kept, padded(part.open, part.x), &all);
+    float* place = kept ? place_of(grad + start, all->last, part.open) : all->last;
+    add_part(keep(part, place), place, padded(part.open, part.x), all);
+    if (kept) all->known[start / kKept] = all->largest;
   }
-  return all;
 }
 
 // The sum of a row's logits, each times its weight.
@@ -84,6 +108,23 @@ void write_gradient(const T* x, const float* weight, int64_t columns, const Slop
   });
 }
 
+// The same from what take_total() kept.
+template <class T>
+void write_from_kept(Kept& all, const float* weight, int64_t columns, const Slope& slope, T* grad) {
+  const Columns<T> weights = {weight, true};
+  const Block spread = both(-slope.spread);
+  for (int64_t start = 0; start < columns; start += kKept) {
+    const int64_t open = smaller(columns - start, kKept);
+    const float known = all.known[start / kKept], base = known > -kInfinity ? known : 0;
+    const Block share = both(slope.share * (sum(exponential(broadcast(base - slope.base))) / kLanes));
+    const float* place = place_of(grad + start, all.last, open);
+    each_block(0, open, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+      const Block less = weight != nullptr ? weights.at(start + i, span) * spread : spread;
+      span.store(grad + start + i, fma(load_block(place + i), share, less));
+    });
+  }
+}
+
 template <class T>
 void write_zeros(T* grad, int64_t columns) {
   each_block(0, columns, [&](int64_t i, auto span) PRECAST_EVERYWHERE { span.store(grad + i, both(0.0f)); });
@@ -111,12 +152,14 @@ void row_losses(const LossRows& rows, int64_t row) {
   const bool inside = target >= 0 && target < columns;
   const double logit = inside ? element(x + target) : 0;  // before the gradient is written over it
   const double of_target = inside && rows.weight != nullptr ? rows.weight[target] : 1;
+  Kept all;
   Slope slope;
   if (rows.given != nullptr) {
     const float* from = rows.given + row;
     slope = {from[0], from[rows.rows], from[2 * rows.rows], from[3 * rows.rows]};
   } else {
-    const Total all = total_of(x, columns);
+    const double dot = rows.smoothing != 0 ? weighted(x, rows.weight, columns) : 0;
+    take_total(x, columns, grad, &all);
     const double top = all.largest > -kInfinity ? all.largest : 0, log_sum = logarithm(all.sum), lse = top + log_sum;
     const double scale = rows.factors != nullptr ? rows.factors[row * rows.factor_step] : 1;
     const double smoothing = rows.smoothing;
@@ -129,14 +172,18 @@ void row_losses(const LossRows& rows, int64_t row) {
     const double weights = rows.sum != nullptr ? *rows.sum : static_cast<double>(columns);
     const double kept = (1 - smoothing) * of_target, of_each = smoothing / static_cast<double>(columns);
     double loss = kept * (log_sum - (logit - top)) + rows.z_loss * lse * lse;
-    if (smoothing != 0) loss += of_each * (weights * lse - weighted(x, rows.weight, columns));
+    if (smoothing != 0) loss += of_each * (weights * lse - dot);
     rows.losses[row] = static_cast<float>(scale * loss);
     const double sum = kept + of_each * weights + 2 * rows.z_loss * lse;
     slope = {static_cast<float>(top), static_cast<float>(scale * sum / all.sum), static_cast<float>(scale * of_each),
              static_cast<float>(scale * kept)};
   }
   if (grad == nullptr) return;
-  write_gradient(x, rows.weight, columns, slope, grad);
+  if (rows.given == nullptr && stays(grad, columns)) {
+    write_from_kept(all, rows.weight, columns, slope, grad);
+  } else {
+    write_gradient(x, rows.weight, columns, slope, grad);
+  }
   if (!inside) return;
   const float e = sum(exponential(broadcast(static_cast<float>(logit) - slope.base))) / kLanes;
   const double less = static_cast<double>(slope.spread) * of_target + slope.pull;
