@@ -219,7 +219,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=tuple(RANDOM), default="cuda", help="where the ops run")
     parser.add_argument("--random", type=int, metavar="COUNT", help="how many random cases")
     parser.add_argument(
-        "--family", action="append", choices=(*FAMILIES, "all"), help="random cases of it, and no others"
+        "--family", action="append", choices=(*FAMILIES, "all"), help="the listed and the random cases of it alone"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose text has this")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many seconds")
@@ -249,7 +249,9 @@ def main() -> int:
         return 0
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the processes are the threads
     cases = shapes_cases.drawn(options.seed, options.random, options.device, options.family)
-    if not options.family:
+    if options.family and options.device == "cuda":
+        cases = [*shapes_cases.listed_of(options.family), *cases]
+    elif not options.family:
         cases = [*shapes_cases.listed(options.device), *cases]
     cases = shapes_cases.part_of([case for case in cases if options.only in case.text], *options.numbers)
     if options.compile_only is not None:

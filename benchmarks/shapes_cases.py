@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-LISTS = {"cuda": Path(__file__).with_name("shapes.toml"), "cpu": Path(__file__).with_name("cpu_shapes.toml")}
-DTYPES = {"cuda": "bfloat16", "cpu": "float32"}  # of an entry that names none
+FAMILY_LIST = "families"  # of GPUs
+LISTS = {
+    name: Path(__file__).with_name(file)
+    for name, file in (("cuda", "shapes.toml"), ("cpu", "cpu_shapes.toml"), (FAMILY_LIST, "family_shapes.toml"))
+}
+DTYPES = {"cuda": "bfloat16", "cpu": "float32", FAMILY_LIST: "bfloat16"}  # of an entry that names none
 OURS, EAGER, COMPILED = "precast", "torch eager", "torch.compile"
 FORWARD, TRAINING = "forward", "training"
 EPS = 1e-6
@@ -57,14 +61,20 @@ class Case:
 
 
 def listed(device: str) -> list[Case]:
-    """The cases of a device's list; an entry without a way is two."""
+    """The cases of a device's list, or of the families'; an entry without a way is two, if there are gradients."""
     entries = tomllib.loads(LISTS[device].read_text(encoding="utf-8"))
     return [
         Case(op, way, tuple(entry["shape"]), entry.get("dtype", DTYPES[device]), entry["model"])
         for op, some in entries.items()
         for entry in some
         for way in ([entry["way"]] if "way" in entry else [FORWARD, TRAINING])
+        if way == FORWARD or op not in FAMILIES or FAMILIES[op].learns
     ]
+
+
+def listed_of(families: Sequence[str]) -> list[Case]:
+    """The listed cases of some families; of all of them, those of row ops too."""
+    return [case for case in listed(FAMILY_LIST) if case.op in families or len(families) == len(FAMILIES)]
 
 
 def drawn(seed: int, count: int, device: str, families: Sequence[str] = ()) -> list[Case]:

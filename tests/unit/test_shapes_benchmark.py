@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import math
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,18 @@ def test_the_list_for_cpus_has_at_most_80_cases() -> None:
     assert {case.dtype for case in cases} == {"float32", "bfloat16", "float16"}
     assert {37, 77, 96, 128, 197, 769, 4096, 32768, 262144} <= {case.shape[-1] for case in cases}
     assert all(math.prod(case.shape[:-1]) <= 16384 for case in cases)
+
+
+def test_families_begin_with_a_list() -> None:
+    cases, families = module("shapes_cases"), module("families").FAMILIES
+    listed = cases.listed("families")
+    assert len(set(listed)) == len(listed) and {"scaled_softmax", "bias_act"} <= {case.op for case in listed}
+    for case in listed:
+        drawn = families[case.op].draw(random.Random(0), 1 << 20) if case.op in families else (1, 1)
+        assert len(case.shape) == len(drawn), f"{case.text}: {case.op} takes {len(drawn)} numbers"
+        assert case.way == "forward" or case.op not in families or families[case.op].learns, case.text
+    assert {case.op for case in cases.listed_of(["bias_act"])} == {"bias_act"}
+    assert cases.listed_of(list(families)) == listed
 
 
 def test_calls_on_the_cpu_take_turns() -> None:
