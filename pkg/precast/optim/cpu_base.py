@@ -67,7 +67,7 @@ class CPUOptimizer(PlannedOptimizer):
             found_inf: if it is not 0, nothing is updated and no step is counted.
 
         Returns:
-            What ``closure`` returned.
+            The value that ``closure`` returned.
 
         Raises:
             RuntimeError: a tensor cannot be used; nothing was updated.
