@@ -50,7 +50,10 @@ class AttentionExtension(Extension):
     def build_aot(self) -> Any:
         """Raise KernelUnavailable, because the package is already built."""
         raise KernelUnavailable(
-            f"{self.name} is not built here: it calls the package {self.package}", fix=f"pip install {self.package}"
+            f"{self.name} cannot be built ahead of time",
+            found=f"functions of the package {self.package}, which is built already",
+            needed="an extension with sources",
+            fix="call load() instead",
         )
 
     def build_jit(self) -> Any:

@@ -151,8 +151,18 @@ def test_when_nothing_can_be_loaded_every_extension_says_why(loader: type[Kernel
         "  absent: its hardware is not here",
         "  refused: first line",
         "      second line",
+        "  found   2 extensions, each with its reason above",
+        "  needed  one extension that can be loaded on this machine",
+        "  fix     1) run a fix above",
     ]
     assert isinstance(caught.value.__cause__, KernelUnavailable)
+
+
+def test_a_loader_without_extensions_says_how_to_register_one(loader: type[KernelLoader]) -> None:
+    with pytest.raises(KernelUnavailable) as caught:
+        loader().load()
+    assert caught.value.found == "no registered extension"
+    assert str(caught.value.fix).startswith("Loader.register_extension(")
 
 
 def test_eight_threads_get_one_object(loader: type[KernelLoader]) -> None:
