@@ -54,7 +54,7 @@ class LaunchShape:
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
         self.cluster = None if cluster is None else sizes("cluster", cluster)
         if shared_bytes < 0:
-            raise ValueError(f"shared_bytes is {shared_bytes}")
+            raise ValueError(f"shared_bytes is {shared_bytes}; needed 0 or more")
         uneven = self.cluster and [g for g, c in zip(grid, self.cluster, strict=True) if c == 0 or g % c]
         if uneven:
             raise ValueError(f"a grid of {grid} does not divide into clusters of {self.cluster}")

@@ -157,7 +157,7 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
                 y: Tensor = flash.flash_attn_func(q, k, v, **how)
                 return y.transpose(1, 2)
             if q_indices is None or kv_indices is None:
-                raise ValueError("cu_seqlens_q was given without q_indices and kv_indices")
+                raise ValueError("cu_seqlens_q was given without q_indices and kv_indices; needed all three, or none")
             packed = [t.flatten(0, 1).index_select(0, i) for t, i in ((q, q_indices), (k, kv_indices), (v, kv_indices))]
             lengths = (cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv)
             rows: Tensor = flash.flash_attn_varlen_func(*packed, *lengths, **how)

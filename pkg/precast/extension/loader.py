@@ -239,7 +239,7 @@ after_fork_in_child(_renew_locks)
 
 def _check_interface(loader: type[KernelLoader], extension: object) -> None:
     if not isinstance(extension, type):
-        raise TypeError(f"{loader.__name__} registers classes of extensions, and {extension!r} is none")
+        raise TypeError(f"{loader.__name__}: {extension!r} is not a class; needed a subclass of Extension")
     missing = [name for name in _INTERFACE if not hasattr(extension, name)]
     if not issubclass(extension, Extension) and missing:
         raise TypeError(f"{extension.__name__} is not an extension: it lacks {', '.join(missing)}")

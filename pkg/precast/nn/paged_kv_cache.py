@@ -172,7 +172,7 @@ class PagedKVCache:
 
     def _of(self, sequence: int) -> _Sequence:
         if sequence not in self._sequences:
-            raise KeyError(f"PagedKVCache: there is no sequence {sequence}; it was freed, or add() never returned it")
+            raise KeyError(f"PagedKVCache: there is no sequence {sequence}; needed a live number from add() or fork()")
         return self._sequences[sequence]
 
     def _release(self, block: int) -> None:

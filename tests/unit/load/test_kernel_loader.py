@@ -76,7 +76,7 @@ def test_what_is_no_extension_or_is_there_already_is_refused(loader: type[Kernel
     loader.register_extension(make("one"))
     with pytest.raises(ValueError, match=r"already has an extension 'one'; unregister_extension\('one'\)"):
         loader.register_extension(make("one"))
-    with pytest.raises(TypeError, match="is none"):
+    with pytest.raises(TypeError, match="is not a class; needed a subclass"):
         loader.register_extension(make("two")())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="int is not an extension: it lacks name, priority"):
         loader.register_extension(int)  # type: ignore[arg-type]

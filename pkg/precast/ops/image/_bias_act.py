@@ -111,7 +111,7 @@ def arguments(
         raise ValueError(f"clamp is {clamp}; needed a number that is not negative, or None")
     if b is not None:
         if not -x.dim() <= dim < x.dim():
-            raise ValueError(f"dim is {dim} and x has {x.dim()} dimensions")
+            raise ValueError(f"dim is {dim} and x has {x.dim()} dimensions; needed {-x.dim()} to {x.dim() - 1}")
         dim = dim % x.dim()  # %= would write into a caller's tensor
     kind = ACTIVATIONS[act]
     return (

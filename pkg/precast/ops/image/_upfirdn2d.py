@@ -166,7 +166,7 @@ def through(
     if f is None:
         f = torch.ones(1, 1, dtype=torch.float32, device=x.device)
     if f.requires_grad and torch.is_grad_enabled():
-        raise ValueError("upfirdn2d has no gradient for its filter; pass f.detach()")
+        raise ValueError("upfirdn2d has no gradient for its filter, and f requires grad; needed f.detach()")
     horizontal, vertical = _Axis(up_x, down_x, before_x, behind_x), _Axis(up_y, down_y, before_y, behind_y)
     if f.dim() != 1:
         return _call(op, x, f, horizontal, vertical, flip_filter, gain)
@@ -384,7 +384,9 @@ class _UpFirDn2d(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (f,) = ctx.saved_tensors
         if ctx.needs_input_grad[2]:
-            raise RuntimeError("upfirdn2d has no gradient for its filter; pass filter.detach()")
+            raise RuntimeError(
+                "upfirdn2d has no gradient for its filter, and filter requires grad; needed filter.detach()"
+            )
         axes = _axes(ctx.args)
         horizontal, vertical = (
             axis.backward(size, taps) for axis, size, taps in zip(axes, ctx.size, filter_size(f), strict=True)
