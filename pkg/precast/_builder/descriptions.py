@@ -69,7 +69,7 @@ def _functions(table: Table) -> list[str]:
 def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
     """For the docs: the functions of each folder, and how they and torch's own behave under autocast."""
     tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
-    return [(names, *words) for table in tables for names, *words in [_autocast(table)] if names]
+    return [row for row in map(_autocast, tables) if row[0]]
 
 
 def _autocast(table: Table) -> tuple[tuple[str, ...], str, str]:
