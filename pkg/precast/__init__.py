@@ -1,10 +1,11 @@
-"""PyTorch kernels that are always ready.
+"""PyTorch kernels that need no build at installation.
 
-Importing this package imports neither torch nor any compiled file; everything below is found at its first use::
+Importing this package imports neither torch nor any compiled file; functions and kernels are loaded at their first
+use::
 
     import precast
-    y = precast.ops.rms_norm(x, weight)      # loads, or builds, the one kernel family it needs
-    precast.load("rms_norm", "cuda:0")       # the same ahead of time, for example before capturing a CUDA graph
+    y = precast.ops.rms_norm(x, weight)      # loads the kernels that it needs, or builds them
+    precast.load("rms_norm", "cuda:0")       # loads them earlier, for example before a CUDA graph is captured
 """
 
 from precast import core as _core  # noqa: F401  # refuses to be used from a zip

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
-    """Loads the kernels of a function ahead of its first call, and for a GPU makes them ready for CUDA graph capture.
+    """Load the kernels of a function before its first call. On a GPU, a CUDA graph can then capture their launches.
 
     Args:
-        op: a public name such as ``"silu_and_mul"`` or ``"FusedAdamW"``, or an op such as ``"precast::rms_norm"``. A
-            public name that is no op loads the kernels of its gradient too.
+        op: a public name such as ``"silu_and_mul"`` or ``"FusedAdamW"``, or an op such as ``"precast::rms_norm"``. For
+            a public name that is not an op, the kernels of its gradient are loaded too.
         device: ``"cpu"`` (the default where there are CPU kernels), ``"cuda"`` (the current GPU), ``"cuda:1"`` or a
             ``torch.device``.
 
     Returns:
-        Where the kernels came from; for several families, those of the first.
+        The source of the kernels; for several families, the source of the first.
 
     Raises:
-        precast.errors.KernelError: no kernel can be loaded or built here; the message has every reason.
+        precast.errors.KernelError: no kernel can be loaded or built here; the message lists every reason.
 
     Example::
 
@@ -57,12 +57,13 @@ def _define(family: str) -> None:
 def prebuild(
     group: ProcessGroup | None = None, *, ops: Iterable[str] | None = None, device: str | TorchDevice | None = None
 ) -> tuple[Loaded, ...]:
-    """Loads kernels in every rank of ``group``, after one rank of each node has built what is missing there.
+    """Load kernels in every rank of ``group``, after one rank of each node has built the missing files.
 
-    All ranks of the group must call it, with the same arguments. ``group`` is that of ``torch.distributed`` (None: the
-    default one; without one this is :func:`precast.load` for each op); ``ops`` are names as for ``load``, by default
-    all that the device has; ``device`` is as for ``load``. A build must end within the time-out of the group. If a node
-    cannot build, every rank raises, and the error names the rank that could not.
+    All ranks of the group must call this function with the same arguments. ``group`` is a group of
+    ``torch.distributed``; None: the default group. If there is no group, this function calls :func:`precast.load` for
+    each op. ``ops`` are names as for ``load``; by default all kernels of the device are loaded. ``device`` is as for
+    ``load``. A build must end within the time-out of the group. If a node cannot build, every rank raises an error that
+    names the failed rank.
     """
     names = _families(ops, str(device or "cpu").partition(":")[0])
     rank, nodes = _meet(group)
@@ -115,7 +116,7 @@ def _exchange(mine: object, group: ProcessGroup | None) -> list[object]:
             "not every rank has answered",
             found=str(error),
             needed=f"all {len(everybody)} ranks in precast.prebuild, within the time-out of their group",
-            fix="torch.distributed.init_process_group(timeout=...), or look for the rank that has ended",
+            fix="torch.distributed.init_process_group(timeout=datetime.timedelta(hours=1))  # if no rank has ended",
         ) from error
     return everybody
 

@@ -193,7 +193,7 @@ def test_tests_may_require_a_package_that_the_list_made_before(
     assert build_main.main(["ship", str(path), "-o", str(out), "--only", "b"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("the tests of b require a, which this list makes\n  found   no wheel of a 1 in")
-    assert "fix     1) --only a b\nnot shipped: b" in said
+    assert "fix     1) repeat the command with --only a b\nnot shipped: b" in said
     listed = orders.read(path)
     (wheel,) = index.add([make_wheel(tmp_path, name="a", version="1")], out / "site")
     wheel = Path(shutil.copytree(out / "site" / "all", out / "site" / "cpu"), "a", wheel.name)

@@ -123,7 +123,7 @@ def test_another_system_gets_one_sentence_at_first_use_and_a_doctors_report(
             try:
                 use()
             except KernelUnavailable as error:
-                assert str(error) == "precast has kernels for Linux only, and this is {platform!r}; nothing was loaded"
+                assert error.what == "precast has kernels for Linux only, and this is {platform!r}; nothing was loaded"
             else:
                 raise AssertionError("nothing was refused")
         from precast.__main__ import main

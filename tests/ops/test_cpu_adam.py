@@ -185,7 +185,7 @@ def test_gradients_and_copies_by_parameter() -> None:
     assert first.tolist() == third.tolist() == target.tolist() == [0.5] * 3
     assert second.tolist() == [1.0] * 3
     assert second not in optimizer.state
-    with pytest.raises(ValueError, match="1 of the keys of grads are not parameters of this optimizer"):
+    with pytest.raises(ValueError, match="1 keys of grads are not parameters of this optimizer"):
         optimizer.step(grads={torch.ones(3): torch.ones(3)})
     with pytest.raises(ValueError, match="copies has 1 entries; needed 3, one per parameter"):
         optimizer.step(copies=[target])

@@ -184,7 +184,7 @@ def test_attention(module: Any, alibi: bool) -> None:
             right = torch.softmax(scores, 0) @ torch.stack([value_cache[place] for place in places])
             torch.testing.assert_close(out.view(3, heads, width)[i, head], right, rtol=1e-4, atol=1e-5)
     assert all((one == 7).all() for one in space)
-    with pytest.raises(ValueError, match="block_size is 8 and the caches have blocks of 4"):
+    with pytest.raises(ValueError, match="block_size is 8; needed the block size of the caches, 4"):
         module.flash_decoding_attention(*given, 8, 9, *rest)
 
 

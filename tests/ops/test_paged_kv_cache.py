@@ -56,7 +56,7 @@ def test_blocks_are_taken_as_needed_and_come_back(device: str) -> None:
     attended(cache, keys, a)
     cache.free(a)
     assert cache.free_blocks == 5
-    with pytest.raises(KeyError, match=f"there is no sequence {a}; it was freed"):
+    with pytest.raises(KeyError, match=f"there is no sequence {a}; needed a live number"):
         cache.append([a])
     assert cache.add() not in (a, b)
 

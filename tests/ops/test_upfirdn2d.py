@@ -249,9 +249,9 @@ def test_bad_options_are_refused(device: str) -> None:
         ops.upfirdn2d(x, f, up=(1, 2, 3))
     with pytest.raises(ValueError, match=r"padding is \(1, 2, 3\); needed a number, two, or four"):
         ops.upfirdn2d(x, f, padding=(1, 2, 3))
-    with pytest.raises(ValueError, match=r"no gradient for its filter; pass f.detach\(\)"):
+    with pytest.raises(ValueError, match=r"no gradient for its filter.*needed f.detach\(\)"):
         ops.upfirdn2d(x, f.requires_grad_())
-    with pytest.raises(RuntimeError, match=r"no gradient for its filter; pass filter.detach\(\)"):
+    with pytest.raises(RuntimeError, match=r"no gradient for its filter.*needed filter.detach\(\)"):
         RAW.upfirdn2d(x, f.requires_grad_(), *PLAIN).sum().backward()
 
 

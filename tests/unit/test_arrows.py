@@ -362,8 +362,8 @@ NAMED = re.compile(r"`([\w<>]+(?:/[\w<>]+)+\.py)`((?:\s+`\w+`(?=\W))?)")
 
 
 def named_functions(text: str) -> list[tuple[Path, str]]:
-    """The files that "the house in ten minutes" names, each with the function behind it, or an empty text."""
-    section = text.partition("## The house in ten minutes")[2].partition("\n## ")[0]
+    """The files that "the code in ten minutes" names, each with the function behind it, or an empty text."""
+    section = text.partition("## The code in ten minutes")[2].partition("\n## ")[0]
     found = [(file, name.strip().strip("`")) for file, name in NAMED.findall(section)]
     return [(CHECKOUT / file if file.startswith("tools/") else PACKAGE / file, name) for file, name in found]
 

@@ -67,7 +67,7 @@ def state(known: Matrix) -> str:
     said += [row[0] for row in gpu_checks.rows()]
     gpus = [name for names in selector.GPUS.values() for name in names if any(name in text for text in said)]
     return (
-        "**Not yet so**: this is alpha software, on no package index. Its GPU code has run on "
+        "**Status**: precast is alpha software, on no package index. Its GPU code has run on "
         f"{' and '.join(gpus)} only. Of {len(counted.cells)} combinations of torch, CUDA, Python and architecture, "
         f"{len(counted.executed)} have run completely, and {len(counted.without_gpu)} more on the CPU alone "
         "([evidence](docs/evidence/README.md))."
@@ -132,8 +132,8 @@ def rule(known: Matrix) -> str:
         parts.append(f"`{spec.name}` for CUDA {major} drivers" + (f" and compute capability {alone}" if alone else ""))
         newer |= gpus
     return (
-        "**Which label?** The newest one whose CUDA major your driver has and that holds code for your GPU: "
-        f"{', '.join(parts)}, `cpu` without a GPU. It need not match the CUDA of torch."
+        "**Which label?** The newest label whose CUDA major your driver supports and that has code for your GPU: "
+        f"{', '.join(parts)}, `cpu` without a GPU. The label need not match the CUDA of torch."
     )
 
 
@@ -159,7 +159,7 @@ def fleet(known: Matrix) -> str:
     *names, last = (name.partition(" (")[0] for name in FLEET)
     return (
         f"**Different machines?** `{label}` has machine code for {', '.join(names)} and {last}, under drivers "
-        f"for CUDA {' and '.join(drivers)}; x86_64 and aarch64 each take their own wheel of it."
+        f"for CUDA {' and '.join(drivers)}; x86_64 and aarch64 need separate wheels."
     )
 
 

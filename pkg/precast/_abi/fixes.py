@@ -20,7 +20,7 @@ from precast.core.explain import MOST_ACTIONS
 from precast.core.host import Builders, Host, Installer
 from precast.core.manifest import BuildInfo, BuildMode
 from precast.core.reasons import EVERYTHING, JIT_CANDIDATE, Reason, Rejection
-from precast.core.torch_abi import STABLE_FLOOR
+from precast.core.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR
 from precast.core.value import value
 from precast.core.version import Label
 from precast.errors import block
@@ -175,7 +175,8 @@ def install_torch(host: Host) -> str:
 
 def needs_torch(what: str, host: Host) -> str:
     """The error of something that needs torch where none can be imported."""
-    return block(f"{what} needs torch", found=host.torch_error or "none", fix=install_torch(host))
+    needed = f"an importable torch {CLASSIC_FLOOR} or newer"
+    return block(f"{what} needs torch", found=host.torch_error or "no torch", needed=needed, fix=install_torch(host))
 
 
 def install_compiler(host: Host) -> str:

@@ -71,7 +71,7 @@ class Function:
 
 
 def kernel_mapping(model: Module, *, functions: bool = False) -> dict[str, dict[str, Layer | Function]]:
-    """The mapping from layer names to layers of this package that ``kernels.use_kernel_mapping`` takes.
+    """Return the mapping from layer names to layers of precast, for ``kernels.use_kernel_mapping``.
 
     A name of the ``kernels`` package says nothing about rounding: ``RMSNorm`` is that of Llama, which rounds before the
     weight, and that of gpt-oss, which rounds after it. So a name is in the mapping only if one kernel is exact for all
@@ -79,9 +79,8 @@ def kernel_mapping(model: Module, *, functions: bool = False) -> dict[str, dict[
 
     Args:
         model: the model to kernelize, with its weights, on a CPU or an NVIDIA GPU.
-        functions: also replace the functions of ``causal-conv1d``, ``fla`` and ``mamba-ssm`` that layers call. They
-            compute what these packages do, in float32 and rounded once, and not what torch's ops in their place round
-            on the way.
+        functions: also replace the functions of ``causal-conv1d``, ``fla`` and ``mamba-ssm`` that layers call. The
+            replacements round once, as these packages do, not after each op, as the fallbacks in torch do.
 
     Returns:
         For each layer name, the layer by type of device. It is valid for this model.

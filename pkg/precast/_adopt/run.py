@@ -30,42 +30,44 @@ _Exact = list[tuple[recognise.Found, Exact]]
 
 
 def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True) -> Report:
-    """Replace what the kernels of this package compute exactly, inside any model, and certify the result.
+    """Replace modules of a model that a kernel computes with the same rounding, and return a report.
 
-    Only instances are patched: names, ``state_dict``, hooks, pickling and copies of the model stay as they are, and
-    :func:`precast.undo_adopt` puts every instance back. A module is replaced if the source of its forward is known and
-    its kernel is **exact**: the same steps are rounded, proved bit for bit by a probe of random inputs in bfloat16,
-    float16 and float32. What remains is the order of sums, which is what the noise below measures. All other modules
-    stay, and the report says why. Calls that the probe does not cover, such as 16-bit inputs of a norm under autocast,
-    run the module's own forward, and so does ``torch.compile``, because Inductor fuses these modules with others.
+    Only the given instance is patched. Names, ``state_dict``, hooks, pickling and copies of the model do not change,
+    and :func:`precast.undo_adopt` restores every module. A module is replaced if precast recognises the source of its
+    forward and if its kernel is **exact**: a probe with random inputs in bfloat16, float16 and float32 proves bit for
+    bit that both round at the same steps. Only the order of sums may differ. All other modules stay, and the report
+    gives the reasons. The original forward still runs in calls that the probe does not cover, such as 16-bit inputs of
+    a norm under autocast. It also runs under ``torch.compile``, because Inductor fuses these modules with others.
 
-    Then the outputs and gradients of a sample batch are compared with the untouched model's: with a padding mask, from
-    a cache, with ``num_items_in_batch``, with each parameter hidden outside its module's forward. If an output differs
-    by more than two noises of the untouched model, or a gradient by more than four, everything is put back. The noise
-    is what the untouched model shows with its batch in another order, in a wider dtype in a copy of it, and if each
-    replaced module errs as much as the probe allows. What the untouched model raises is in ``report.not_compared``.
+    Then the outputs and gradients of a sample batch are compared with those of the untouched model: with a padding
+    mask, with a cache, with ``num_items_in_batch``, and with parameters that are hidden outside of the forward of their
+    module. If the difference of an output exceeds twice the noise of the untouched model, or that of a gradient four
+    times the noise, all replacements are undone. The noise is the largest difference of the untouched model from
+    itself: with its batch in another order, in a wider dtype, and with errors as large as the probe allows. An error of
+    the untouched model is in ``report.not_compared``.
 
-    All that these calls write is put back: buffers, attributes, children, classes, the sample, random states. Hooks of
-    torch and of packages that models are made of are called, because they compute; hooks of others are not.
+    After the comparison, buffers, attributes, children, classes, the sample and random states are restored. Hooks of
+    torch and of model libraries are called, because they are part of the computation; other hooks are not.
 
     Args:
         model: the model, with its weights, on a CPU or an NVIDIA GPU. Adopt it after it has its device and before
             ``torch.compile``; with FSDP2, on all ranks.
-        sample: keyword arguments of a call of the model as a mapping, or positional arguments. By default made from the
-            configuration of models of transformers, timm and diffusers; for others nothing is compared without it.
-        dry_run: put everything back in the end.
-        logits: False: a causal language model that is called with labels returns no logits, and its loss is
-            :func:`precast.ops.linear_cross_entropy`, which never has all of them.
+        sample: keyword arguments of a call of the model as a mapping, or positional arguments. By default it is
+            made from the configuration of models of transformers, timm and diffusers; other models need a sample to be
+            compared.
+        dry_run: undo all replacements in the end.
+        logits: False: if a causal language model is called with labels, it returns no logits, and computes its loss
+            with :func:`precast.ops.linear_cross_entropy`, which does not store all logits.
 
     Returns:
-        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether there
-        are comparisons and all hold. If one fails, the model is as it was and ``report.undone`` says why. If none could
-        be made, the model is adopted by its proofs alone, and ``report.ok`` is False.
+        The report. ``print(report)`` shows it, and ``report.json()`` can be saved. ``report.ok`` is True if there are
+        comparisons and all of them hold. If one fails, the model is unchanged, and ``report.undone`` has the reason. If
+        nothing could be compared, the probes alone decide, and ``report.ok`` is False.
 
     Raises:
         TypeError: ``model`` is not a module.
-        precast.errors.KernelError: ``logits=False``, and no loss of the model can be computed without them. Nothing
-            else is raised, whatever the model and the sample do.
+        precast.errors.KernelError: ``logits=False``, and the loss of the model cannot be computed without logits.
+            Errors of the model and the sample are not raised.
 
     Example::
 
@@ -78,7 +80,7 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
 
 
 def undo_adopt(model: Module) -> int:
-    """Give every module that :func:`precast.adopt` replaced its own forward again.
+    """Restore the original forward of every module that :func:`precast.adopt` replaced.
 
     Args:
         model: the model, or a copy of it.

@@ -173,7 +173,10 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
         f"the {known.label(label).name} wheel for {built_for} is not what its label promises",
         found=f"{', '.join(said[:5])}{more}",
         needed=f"a library and {len(hosts) - 1} adapters, {len(promised) - len(hosts)} device images",
-        fix=["build again with an empty PRECAST_CACHE_DIR", "make the parts again, if PRECAST_PARTS is set"],
+        fix=[
+            "export PRECAST_CACHE_DIR=$(mktemp -d)  # then build again",
+            "unset PRECAST_PARTS  # then build again",
+        ],
     )
 
 
@@ -181,7 +184,10 @@ def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) ->
     """Copy into the sdist what its build could not get without git or the network."""
     if settings.label is not None:
         raise KernelError(
-            "an sdist serves every label", found=f"PRECAST_LABEL={settings.label}", fix="unset PRECAST_LABEL"
+            "an sdist has no label, because it serves every one",
+            found=f"PRECAST_LABEL={settings.label}",
+            needed="PRECAST_LABEL not set",
+            fix="unset PRECAST_LABEL",
         )
     include = headers.pinned(Cache(default_root(settings)))
     _copy_headers(include.parent, tree / "csrc" / headers.FOLDER)

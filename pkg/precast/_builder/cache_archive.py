@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -67,7 +68,7 @@ def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
             f"{archive}: the archive cannot be written",
             found=str(error),
             needed="a folder that this user can write, with space left, and builds that can be read",
-            fix="name another file",
+            fix=f"python -m precast export-cache {shlex.quote(str(Path(tempfile.gettempdir(), archive.name)))}",
         ) from error
     return items
 

@@ -71,7 +71,7 @@ def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
             f"the headers of torch {pins.torch} are not those that precast was written against",
             found=f"{found.files} headers of digest {found.digest} in {torch_wheel.without_secret(url)}",
             needed=f"{pins.files} headers of digest {pins.digest} (classic_headers.json)",
-            fix="give pip an index that serves the released torch",
+            fix=f"export PIP_INDEX_URL=https://pypi.org/simple  # has torch {pins.torch}; then build again",
         )
     try:
         headers.write(dest, {f"include/{name}": data for name, data in files.items()})
@@ -105,7 +105,7 @@ def installed(git: str) -> Path:
         f"no host library can be built for the torch of git {git}",
         found=found,
         needed="that torch with its folder torch/include",
-        fix="pip install --force-reinstall --no-deps the torch that this process runs",
+        fix="restart this process, so that it imports the installed torch",
     )
 
 
@@ -131,5 +131,5 @@ def _unavailable(pins: ClassicPins, found: str) -> KernelError:
         f"the C++ headers of torch {pins.torch} are missing, so no host library can be built for it",
         found=found,
         needed=f"the {pins.files} headers that classic_headers.json pins",
-        fix=f"run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)",
+        fix=f"export PIP_INDEX_URL=https://pypi.org/simple  # has torch {pins.torch}; then build again",
     )

@@ -69,17 +69,18 @@ def _functions(table: Table) -> list[str]:
 def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
     """For the docs: the functions of each folder, and how they and torch's own behave under autocast."""
     tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
-    return [(tuple(sorted(_functions(table))), *words) for table in tables if (words := _autocast(table))[0]]
+    return [row for row in map(_autocast, tables) if row[0]]
 
 
-def _autocast(table: Table) -> tuple[str, str]:
-    """The autocast table, required for a folder with public functions."""
+def _autocast(table: Table) -> tuple[tuple[str, ...], str, str]:
+    """The autocast table, required for a folder with public functions; ``without`` lists those that take no tensor."""
     if not _functions(table):
-        return "", ""
+        return (), "", ""
     inner = table.table("autocast")
-    found = inner.take("ours", str), inner.take("torch", str)
+    ours, torch = inner.take("ours", str), inner.take("torch", str)
+    without = inner.texts("without") if "without" in inner.values else ()
     inner.finish()
-    return found
+    return tuple(sorted({*_functions(table)} - {*without})), ours, torch
 
 
 def replaces(csrc: Path) -> dict[str, dict[str, str]]:

@@ -57,7 +57,9 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
     if family.device is None:
         raise KernelError(
             f"kernel family {family.name!r} has no device code to build",
-            fix="name a family with device code: precast list",
+            found=f"kernels for {', '.join(family.devices)}",
+            needed="a family with kernels for cuda",
+            fix="precast list  # prints the devices of each family",
         )
     root = sources.csrc_dir() if csrc is None else csrc
     tree = sources.Tree({"csrc": root})
@@ -191,8 +193,18 @@ def _check(image: bytes, target: GpuTarget, family: str) -> None:
         try:
             named = str(elf.read_cubin(image).target)
         except elf.ElfError as error:
-            raise BuildFailed(f"{family} for {target}: NVRTC gave no usable cubin: {error}", fix=REPORT) from error
+            raise BuildFailed(
+                f"{family} for {target}: NVRTC gave no usable cubin",
+                found=str(error),
+                needed=f"machine code for {target}",
+                fix=REPORT,
+            ) from error
     # A cubin's header may omit the suffix but must have the number.
     wanted = f"sm_{target.capability.number}"
     if named not in {wanted, wanted + target.suffix}:
-        raise BuildFailed(f"{family} for {target}: NVRTC gave code for {named}", fix=REPORT)
+        raise BuildFailed(
+            f"{family} for {target}: NVRTC gave code for another target",
+            found=named,
+            needed=f"code for {wanted}",
+            fix=REPORT,
+        )

@@ -138,7 +138,7 @@ def check(name: str, data: bytes, wanted: str) -> bytes:
             f"{name} is not the file that precast was written against",
             found=f"sha256 {found}",
             needed=f"sha256 {wanted} (headers.json)",
-            fix="give pip an index that serves the released torch",
+            fix="export PIP_INDEX_URL=https://pypi.org/simple  # serves the released torch; then build again",
         )
     return data
 
@@ -252,7 +252,7 @@ def _unavailable(pins: Pins, found: str) -> KernelError:
         found=found,
         needed=f"the {len(pins.headers)} headers of torch {pins.torch} that headers.json names",
         fix=[
-            f"run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)",
-            f"pip install torch=={pins.torch}  # an installed torch serves as well",
+            f"export PIP_INDEX_URL=https://pypi.org/simple  # has torch {pins.torch}; then build again",
+            f"pip install torch=={pins.torch}  # brings the same headers; then build again",
         ],
     )

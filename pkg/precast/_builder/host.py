@@ -348,12 +348,15 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
-        raise BuildFailed(f"the linker wrote no usable library: {error}", fix=REPORT) from error
+        raise BuildFailed(
+            "the linker wrote no usable library", found=str(error), needed="a shared library", fix=REPORT
+        ) from error
     if info.machine != machine:
         raise BuildFailed(
-            f"the compiler made a library for {info.machine}",
+            "the compiler is for another CPU architecture",
+            found=f"a library for {info.machine}",
             needed=f"one for {machine}",
-            fix=f"unset CXX, or name a compiler for {machine}",
+            fix=["unset CXX", f"export CXX={machine}-linux-gnu-g++"],
         )
     exports = _ADAPTER_EXPORTS if torch else _LIBRARY_EXPORTS
     wrong = {
@@ -388,7 +391,7 @@ def edge(
     )
     if broken is not None:
         raise KernelError(
-            "ninja cannot build what has a line break in its name",
+            "ninja cannot build a file whose name has a line break",
             found=f"{broken!r}",
             needed="names without one",
             fix=trust.another(Path(broken)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,11 +40,12 @@ def targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
     wanted = listed or tuple(dict.fromkeys(target_for(capability, found.targets) for capability in visible))
     unknown = [target for target in wanted if not _can_compile(target, found)]
     if unknown:
+        known = " ".join(str(target) for target in wanted if target not in unknown)
         raise KernelError(
             f"device code for {', '.join(map(str, unknown))} cannot be built",
             found=f"NVRTC {found.version} ({found.path}), which knows {_names(found)}",
             needed=f"targets it knows, from compute capability {MINIMUM_CAPABILITY} on",
-            fix="leave them out of PRECAST_CUDA_ARCH_LIST",
+            fix=f"export PRECAST_CUDA_ARCH_LIST={shlex.quote(known)}" if known else "unset PRECAST_CUDA_ARCH_LIST",
         )
     return found, wanted
 

@@ -17,9 +17,10 @@ from posixpath import normpath
 from typing import Any
 
 from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, torch_names
-from precast.core import files
+from precast.core import files, pip
 from precast.core.capability import CompiledCode, DeviceCode, GpuTarget
 from precast.core.manifest import GUARD_MARK, MAX_FILE_BYTES, MAX_MANIFEST_BYTES, BuildInfo, HostFile, ManifestError
+from precast.core.reader import NewerManifest
 from precast.core.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi
 from precast.core.value import value
 from precast.core.version import Release
@@ -138,7 +139,8 @@ def name_of(wheel: Path) -> re.Match[str]:
     if match is None:
         raise KernelError(
             f"{wheel.name} is not the name of a wheel",
-            needed="name-version-python-abi-platform.whl",
+            found=wheel.name,
+            needed="a name like name-version-python-abi-platform.whl",
             fix="give the file its name again: pip cannot install it under another",
         )
     return match
@@ -152,7 +154,10 @@ def opened(wheel: Path) -> Iterator[archives.Zip]:
             yield archive
     except (archives.BadArchive, OSError) as error:
         raise KernelError(
-            f"{wheel} cannot be read as a wheel", found=str(error), fix="download or build the wheel again"
+            f"{wheel} cannot be read as a wheel",
+            found=str(error),
+            needed="a complete ZIP archive",
+            fix="download or build the wheel again",
         ) from error
 
 
@@ -169,6 +174,7 @@ def _on_disk(root: Path) -> Iterator[tuple[str, _File]]:
     if not root.exists():
         raise KernelError(
             f"there is no {root}",
+            found="no file or folder of that name",
             needed="a wheel, a folder or a shared library",
             fix="name a wheel, a folder or a shared library that exists",
         )
@@ -203,6 +209,7 @@ def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None
         raise KernelError(
             f"{path.name} has no shared library",
             found=f"{len(held)} files, all of them without code",
+            needed="at least one .so file",
             fix="none: a wheel without libraries fits every torch",
         )
     version = match["version"] if match else ""
@@ -302,7 +309,10 @@ def _text(where: str, file: _File) -> bytes:
         return file.read()
     except OSError as error:
         raise KernelError(
-            f"{where} cannot be read", found=str(error), fix="download or build the wheel again"
+            f"{where} cannot be read",
+            found=str(error),
+            needed="the metadata that the build wrote",
+            fix="download or build the wheel again",
         ) from error
 
 
@@ -310,11 +320,11 @@ def _manifest(where: str, file: _File) -> BuildInfo:
     try:
         return BuildInfo.from_json(_text(where, file).decode())
     except (ManifestError, UnicodeDecodeError) as error:
-        raise KernelError(
-            f"the manifest {where} cannot be read",
-            found=str(error),
-            fix="build the wheel again, with one version of precast",
-        ) from error
+        needed, fix = "a manifest that a build wrote", "download or build the wheel again"
+        if isinstance(error, NewerManifest):
+            needed = f"precast{error.readers or ' of a later version'}, which reads this manifest"
+            fix = f"{pip.install_command()} -U 'precast{error.readers}'"
+        raise KernelError(f"the manifest {where} cannot be read", found=str(error), needed=needed, fix=fix) from error
 
 
 def _from_root(manifest: str) -> Callable[[HostFile], HostFile]:

@@ -117,24 +117,24 @@ def xray(
     python: str | None = None,
     glibc: str | None = None,
 ) -> Xray:
-    """Reads what any wheel, folder or library needs and holds, and whether it works on a machine. Imports nothing.
+    """Report the contents and requirements of a wheel, folder or library, and whether it works. Imports nothing.
 
     Args:
         path: a wheel, a folder or a shared library.
-        torch: the version of the machine's torch, ``"2.13.0"`` or ``"2.13.0+cu130"``. Like each of the following, None
-            if it must not matter.
+        torch: the version of the machine's torch, ``"2.13.0"`` or ``"2.13.0+cu130"``. None here and
+            in the following arguments: do not check.
         gpu: the compute capability of its GPU, such as ``"9.0"``.
         driver: its NVIDIA driver, such as ``"580"``, or the CUDA version that it supports, ``"13.0"``.
         python: the release of its Python, such as ``"3.12"``.
         glibc: the release of its C library, such as ``"2.28"``.
 
     Returns:
-        A frozen value with all that ``precast xray --json`` prints. ``answer`` is ``"yes"``, ``"no"`` or ``"unknown"``,
-        with the reasons in ``why``; None if no machine was named.
+        A frozen dataclass with everything that ``precast xray --json`` prints. ``answer`` is ``"yes"``, ``"no"`` or
+        ``"unknown"``, with the reasons in ``why``; None if no machine was named.
 
     Raises:
-        ValueError: a text about the machine cannot be read; TypeError: it is no text. Nothing was opened.
-        precast.errors.KernelError: the file cannot be read, or holds no library.
+        ValueError: an argument about the machine cannot be parsed; TypeError: it is not a string. No file was opened.
+        precast.errors.KernelError: the file cannot be read, or has no library.
 
     Example::
 

@@ -20,12 +20,14 @@ _TARGET = "MODULE:NAME, a function that returns the model, or a model class of t
 
 
 def add(verbs: Verbs) -> None:
-    parser = verbs.add_parser("adopt", help="try precast.adopt on a model, or check a certificate that was kept")
+    parser = verbs.add_parser("adopt", help="try precast.adopt on a model, or check a saved report")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--dry-run", metavar="TARGET", help=f"print the certificate of a model: {_TARGET}")
-    what.add_argument("--measure", metavar="TARGET", help="also its speed before and after")
-    what.add_argument("--check", type=Path, metavar="FILE", help="whether a kept report.json() still holds here")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    what.add_argument("--dry-run", metavar="TARGET", help=f"adopt a model and print the report: {_TARGET}")
+    what.add_argument("--measure", metavar="TARGET", help="as --dry-run; also print the speed before and after")
+    what.add_argument(
+        "--check", type=Path, metavar="FILE", help="compare a saved report.json() with the versions and sources here"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -22,21 +22,27 @@ _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 def add(verbs: Verbs) -> None:
     parser = verbs.add_parser("cache", help="the build cache: dir, list, verify, prune, clear")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    folder = actions.add_parser("dir", help="print where builds are kept; the folder is made by the first build")
+    folder = actions.add_parser("dir", help="print the folder of the build cache; the first build creates it")
     folder.set_defaults(run=print_dir)
-    listing = actions.add_parser("list", help="every entry, with what it was built for; objects only with --all")
-    listing.add_argument("--all", action="store_true", help="also the objects that libraries were linked from")
-    listing.add_argument("--json", action="store_true", help="one JSON array of all entries, with their inputs")
+    listing = actions.add_parser("list", help="list every entry and its target; objects only with --all")
+    listing.add_argument("--all", action="store_true", help="also list object files")
+    listing.add_argument("--json", action="store_true", help="print one JSON array of all entries, with their inputs")
     listing.set_defaults(run=print_list)
-    verify = actions.add_parser("verify", help="check every entry against its checksum; status 1 if one is damaged")
-    verify.add_argument("--json", action="store_true", help="one JSON object")
+    verify = actions.add_parser("verify", help="compare every entry with its checksum; status 1 if one is corrupted")
+    verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.set_defaults(run=verify_all)
-    prune = actions.add_parser("prune", help="remove damaged entries, what failed builds left, and what limits exclude")
-    prune.add_argument("--older-than", type=_days, metavar="DAYS", help="also entries made more than DAYS days ago")
-    prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="also the oldest, until SIZE remains: 500M, 2G")
-    clear = actions.add_parser("clear", help="remove every entry; builds that run now are left alone")
+    prune = actions.add_parser(
+        "prune", help="remove corrupted entries, files of failed builds, and entries beyond the limits"
+    )
+    prune.add_argument(
+        "--older-than", type=_days, metavar="DAYS", help="also remove entries that are older than DAYS days"
+    )
+    prune.add_argument(
+        "--max-size", type=_bytes, metavar="SIZE", help="also remove the oldest entries, until SIZE remains: 500M, 2G"
+    )
+    clear = actions.add_parser("clear", help="remove every entry, but no running build")
     for action in (prune, clear):
-        action.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+        action.add_argument("--dry-run", action="store_true", help="print the entries, but remove nothing")
     prune.set_defaults(run=prune_some)
     clear.set_defaults(run=clear_all)
 

@@ -21,17 +21,19 @@ _LOADABLE = status.LOADABLE
 
 def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
-        "doctor", help="say whether all kernels for this machine are ready, which would be built, or what is wrong"
+        "doctor", help="print whether all kernels for this machine are ready, which must be built, and any problem"
     )
     parser.add_argument(
-        "kernels", nargs="*", type=names.kernel("doctor"), metavar="KERNEL", help="only these; by default all"
+        "kernels", nargs="*", type=names.kernel("doctor"), metavar="KERNEL", help="only these kernels; default: all"
     )
-    parser.add_argument("--verbose", action="store_true", help="also every problem, file, builder and rejection")
-    parser.add_argument("--json", action="store_true", help="one JSON object, as docs/reference/doctor.md describes it")
+    parser.add_argument("--verbose", action="store_true", help="also print every problem, file, compiler and rejection")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; docs/reference/doctor.md describes it"
+    )
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="also load every kernel, building what is missing, and check one result of each op, in a child process",
+        help="also build and load every kernel in a child process, and check one result of each op",
     )
     parser.set_defaults(run=run)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add(verbs: Verbs) -> None:
     parser = verbs.add_parser("list", help="list every public name, its kernels, and the extensions of each loader")
-    parser.add_argument("--json", action="store_true", help="one JSON array")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.set_defaults(run=run)
 
 

@@ -26,9 +26,9 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def add(verbs: Verbs) -> None:
-    parser = verbs.add_parser("report", help="print everything an issue needs, without secrets; sends nothing anywhere")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there, refusing to replace a file")
+    parser = verbs.add_parser("report", help="print the facts for a bug report, without passwords; sends nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report to a new file")
     parser.set_defaults(run=run)
 
 

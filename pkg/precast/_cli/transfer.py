@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Verbs) -> None:
-    out = verbs.add_parser("export-cache", help="write the builds of this cache into a tar")
-    out.add_argument("archive", type=Path, metavar="TAR", help="a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
+    out = verbs.add_parser("export-cache", help="write the builds of this cache into a tar archive")
     out.add_argument(
-        "kernels", nargs="*", type=names.kernel("export-cache"), metavar="KERNEL", help="only these; by default all"
+        "archive", type=Path, metavar="TAR", help="a file name that ends in .tar, .tar.gz, .tgz or .tar.xz"
+    )
+    out.add_argument(
+        "kernels",
+        nargs="*",
+        type=names.kernel("export-cache"),
+        metavar="KERNEL",
+        help="only these kernels; default: all",
     )
     out.set_defaults(run=run_export)
-    into = verbs.add_parser(
-        "import-cache", help="add the builds of such a tar to this cache, after checking every file"
+    into = verbs.add_parser("import-cache", help="check the files of such an archive, and add its builds to this cache")
+    into.add_argument(
+        "archive", type=Path, metavar="TAR", help="an archive of export-cache from a person that you trust"
     )
-    into.add_argument("archive", type=Path, metavar="TAR", help="what export-cache wrote, from someone you trust")
     into.set_defaults(run=run_import)
 
 

@@ -26,12 +26,16 @@ _GPUS = tuple(map(ComputeCapability.parse, toolkits.GPUS))  # a newer NVRTC may 
 
 
 def add(verbs: Verbs) -> None:
-    parser = verbs.add_parser("warm", help="build what is missing ahead of its first use; --arch needs no GPU")
-    parser.add_argument("kernels", nargs="*", type=names.kernel("warm"), metavar="KERNEL", help="by default all")
+    parser = verbs.add_parser("warm", help="build missing kernels before their first use; --arch needs no GPU")
     parser.add_argument(
-        "--arch", type=_targets, metavar="LIST", help="device code for these targets: sm_121, '9.0;12.1+PTX'"
+        "kernels", nargs="*", type=names.kernel("warm"), metavar="KERNEL", help="only these kernels; default: all"
     )
-    parser.add_argument("--jobs", type=_count, metavar="N", help="compilers at once; wins over MAX_JOBS")
+    parser.add_argument(
+        "--arch", type=_targets, metavar="LIST", help="build GPU code for these targets: sm_121, '9.0;12.1+PTX'"
+    )
+    parser.add_argument(
+        "--jobs", type=_count, metavar="N", help="run up to N compilers at the same time; overrides MAX_JOBS"
+    )
     parser.set_defaults(run=run)
 
 
@@ -117,7 +121,7 @@ def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ..
             f"device code for {' '.join(map(str, unknown))} cannot be built",
             found=f"NVRTC {found.version} ({found.path}), which knows {' '.join(map(str, found.targets))}",
             needed="an NVRTC that knows them; the GPU machine must use this same NVRTC version",
-            fix="name other targets with --arch",
+            fix=f"python -m precast warm --arch {found.targets[-1]}  # the newest target of this NVRTC",
         )
     return builders
 

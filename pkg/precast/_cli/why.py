@@ -19,15 +19,17 @@ _VALUE = 60
 
 
 def add(verbs: Verbs) -> None:
-    parser = verbs.add_parser("why", help="trace one kernel: what would be loaded, and why not the rest; loads nothing")
+    parser = verbs.add_parser(
+        "why", help="print which file of one kernel would be loaded, and why others are rejected; loads nothing"
+    )
     parser.add_argument(
         "kernel",
         type=names.kernel("why"),
         metavar="KERNEL",
         help="a public name such as silu_and_mul, FusedAdamW or CPUAdamLoader, or a family, op or extension",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda", "xpu"), help="only for this kind of device")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--device", choices=("cpu", "cuda", "xpu"), help="only for this device type")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -21,12 +21,14 @@ _SHOWN = 3  # names that a torch lacks
 
 
 def add(verbs: Verbs) -> None:
-    parser = verbs.add_parser("xray", help="read what any wheel needs and holds, and whether it works; imports nothing")
+    parser = verbs.add_parser(
+        "xray", help="print the contents and requirements of any wheel, and whether it works; imports nothing"
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="a wheel, a folder or a shared library")
     for name, (parse, example) in PARTS.items():
-        help_text = f"a machine with it: {example}"
+        help_text = f"check for a machine with this {name}: {example}"
         parser.add_argument(f"--{name}", type=_checked(parse), metavar=name.upper(), help=help_text)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 

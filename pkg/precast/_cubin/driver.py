@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,7 +54,7 @@ class LaunchShape:
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
         self.cluster = None if cluster is None else sizes("cluster", cluster)
         if shared_bytes < 0:
-            raise ValueError(f"shared_bytes is {shared_bytes}")
+            raise ValueError(f"shared_bytes is {shared_bytes}; needed 0 or more")
         uneven = self.cluster and [g for g, c in zip(grid, self.cluster, strict=True) if c == 0 or g % c]
         if uneven:
             raise ValueError(f"a grid of {grid} does not divide into clusters of {self.cluster}")
@@ -102,6 +104,7 @@ class Driver:
             raise KernelUnavailable(
                 f"this CUDA driver is too old{what}",
                 found=f"no {function} in it",
+                needed=f"a driver that has {function}",
                 fix="install a newer NVIDIA driver (https://www.nvidia.com/drivers)",
             )
         status = found(*arguments)
@@ -113,7 +116,8 @@ class Driver:
             raise KernelError(
                 f"{function} failed{what}",
                 found=words,
-                fix="look for the first error of this process: compute-sanitizer python ...",
+                needed="CUDA_SUCCESS",
+                fix=f"compute-sanitizer {shlex.join(sys.orig_argv)}  # names the first error of this program",
             )
 
     def load(self, device: int, code: bytes, symbol: str, name: str) -> Function:

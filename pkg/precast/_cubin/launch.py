@@ -97,7 +97,7 @@ class Kernel:
                 f"{self._owner}.{self.__name__} was not loaded for cuda:{device}",
                 found=f"code for {', '.join(f'cuda:{index}' for index in self._images) or 'no GPU'}",
                 needed="a GPU that was visible when the extension was loaded",
-                fix="unset CUDA_VISIBLE_DEVICES, and load the extension in a new process",
+                fix="unset CUDA_VISIBLE_DEVICES  # then start a new process",
             )
         return self._images[device]
 
@@ -111,7 +111,10 @@ def kernels(owner: str, per_gpu: Mapping[int, Sequence[images.Image]]) -> dict[s
                 if gpu in found.setdefault(name, {}):
                     both = f"{found[name][gpu].source} and {image.source}"
                     raise KernelError(
-                        f"{owner}: the sources {both} both have an entry point {name!r}", fix="rename one of the two"
+                        f"{owner}: an entry point is defined twice",
+                        found=f"{name!r} in {both}",
+                        needed="a different name for each kernel of an extension",
+                        fix="rename one of the two kernels",
                     )
                 found[name][gpu] = image
     return {name: Kernel(name, owner, per_device) for name, per_device in found.items()}

@@ -121,7 +121,9 @@ def _kernel(op: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     for name in op["tensors"]:
         tensor = values[name]
         if tensor.device != first.device:
-            raise RuntimeError(f"{what}: {name} is on {tensor.device}, and {op['tensors'][0]} on {first.device}")
+            raise RuntimeError(
+                f"{what}: {name} is on {tensor.device}, and {op['tensors'][0]} on {first.device}; needed one device"
+            )
         if name in op["written"] and not tensor.is_contiguous():
             raise RuntimeError(f"{what}: {name} must be contiguous, as it is written to")
     dtypes = {name: str(values[name].dtype).removeprefix("torch.") for name in op["tensors"]}

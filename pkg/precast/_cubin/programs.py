@@ -92,6 +92,7 @@ def _call(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc, s
         if not entries:
             raise BuildFailed(
                 f"{what}: there is no entry point in {path.name}",
+                found="a program without kernels",
                 needed='an extern "C" __global__ function, or an instance of a template, named by instances()',
                 fix='write extern "C" before __global__, or name an instance in instances()',
             )

@@ -57,9 +57,9 @@ def formulas_of(family: Family) -> Formulas:
     if family.name not in _given:
         raise KernelUnavailable(
             f"the kernels of {family.name} cannot be registered before its ops are defined",
-            found="kernels without the checks and gradients that belong above them",
-            needed="the import of precast.ops before the loader is asked",
-            fix=f'python -c "import precast; precast.load({family.name!r})"  # does both',
+            found=f"a process in which the ops of {family.name} are not defined",
+            needed="precast.load, which defines the ops and then registers their kernels",
+            fix=f"import precast; precast.load({family.name!r})",
         )
     return _given[family.name]
 

@@ -99,7 +99,12 @@ class HostLibrary:
         """Make every launch of the family on this device raise the message."""
         status = self._c.precast_refuse(family.encode(), device, _bytes(message))
         if status != 0:
-            raise KernelError(f"{self.path}: precast_refuse({family}, {device}) failed with {status}", fix=REPORT)
+            raise KernelError(
+                f"precast_refuse({family}, {device}) of {self.path} failed",
+                found=f"status {status}",
+                needed="status 0",
+                fix=REPORT,
+            )
 
     def prepare(self, family: str, device: int) -> None:
         """Load the family's kernels into the device's context now, so that a captured launch has nothing to load."""
@@ -149,7 +154,12 @@ class HostLibrary:
         """The entry points of the family's device code."""
         buffer = ctypes.create_string_buffer(_NAMES_BYTES)
         if self._c.precast_entries(family.encode(), buffer, ctypes.c_size_t(_NAMES_BYTES)) != 0:
-            raise KernelIncompatible(f"{self.path}: {_text(buffer.value)}", fix=REPORT)
+            raise KernelIncompatible(
+                f"the kernels of {family} in {self.path} cannot be listed",
+                found=_text(buffer.value),
+                needed=f"the device code of {family}",
+                fix=REPORT,
+            )
         return tuple(_text(buffer.value).split())
 
     def _call(self, function: str, *arguments: str | bytes | int | ctypes.c_size_t | ctypes.c_void_p) -> None:

@@ -111,8 +111,8 @@ def _replaced(error: ImportError) -> Exception:
     return KernelUnavailable(
         "precast was removed or replaced while this process ran",
         found=str(error),
-        needed="the files that this process began with; what it has loaded still works",
-        fix="install precast again, and restart this process",
+        needed="the files that were installed when this process started; kernels that are loaded still work",
+        fix="restart this process; if the error comes again, install precast again",
     )
 
 
@@ -172,7 +172,10 @@ def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
     kind, colon, index = str(device).partition(":")
     if colon and not index.isdigit():
         raise KernelUnavailable(
-            f"device {str(device)!r} is not understood", needed="'cpu', 'cuda' or 'cuda:0'", fix="name one of these"
+            f"device {str(device)!r} is not understood",
+            found=f"{index!r} in the place of a device number",
+            needed="'cpu', 'cuda' or a name such as 'cuda:0'",
+            fix=f"pass device='{kind}:0'",
         )
     return kind, int(index) if index else None
 

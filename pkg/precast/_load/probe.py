@@ -36,7 +36,10 @@ def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = 
         return Settings.from_env(env, at_run=not building)
     except ValueError as error:
         name, setting, _ = str(error).partition("=")
-        raise KernelError(str(error), fix=f"unset {name}" if setting else "") from error
+        what, _, needed = str(error).partition("; needed ")
+        raise KernelError(
+            what, found=what.removesuffix(" is not accepted"), needed=needed, fix=f"unset {name}" if setting else ""
+        ) from error
 
 
 def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host:

@@ -26,7 +26,7 @@ class Source:
 class Loaded:
     """One family on one device type: its host library, the device code of each GPU, and the load time in seconds.
 
-    ``torch`` is what gives the library torch's functions: torch itself, or an adapter. None for other makers' kernels.
+    ``torch`` names the provider of torch's functions: torch itself, or an adapter. None for kernels of other packages.
     """
 
     family: str

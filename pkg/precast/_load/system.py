@@ -24,7 +24,12 @@ def only_linux(platform: str) -> str:
 def require_linux(platform: str = sys.platform) -> None:
     """Raise KernelUnavailable on anything but Linux."""
     if platform != "linux":
-        raise KernelUnavailable(only_linux(platform))
+        raise KernelUnavailable(
+            only_linux(platform),
+            found=platform,
+            needed="Linux",
+            fix="none on this system: run it on Linux",
+        )
 
 
 def after_fork_in_child(renew: Callable[[], None]) -> None:

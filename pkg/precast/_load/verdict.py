@@ -80,6 +80,7 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
     return KernelIncompatible(
         f"{choice.need.family}: the library built for this machine cannot be opened",
         found=f"{host.path}: {what}",
+        needed="a library that the dynamic linker of this machine opens",
         env=explain.environment(choice.host, fixes.judge(choice.build_info)),
         fix=f"report this, with the output of: {DOCTOR} --json",
     )
@@ -90,7 +91,7 @@ def wrong_device(family: Family, device: str) -> KernelUnavailable:
     return KernelUnavailable(
         f"has no {device} kernels",
         about=family.name,
-        found=f"tensors on, or a request for, {device}",
+        found=f"tensors on {device}, or a request for that device",
         needed=f"one of {', '.join(family.devices)}",
         fix=f"move the tensors: tensor.to({family.devices[-1]!r})",
     )
@@ -102,7 +103,9 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
 
     close = difflib.get_close_matches(name, names, n=1)
     fix = [f"precast.load({name!r})" for name in close] or ["python -m precast list"]
-    return KernelUnavailable(f"there is no function or class {asked!r}", needed=f"one of {', '.join(names)}", fix=fix)
+    return KernelUnavailable(
+        f"there is no function or class {asked!r}", found=repr(asked), needed=f"one of {', '.join(names)}", fix=fix
+    )
 
 
 def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:
@@ -116,7 +119,7 @@ def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailabl
         f"{name} cannot be loaded here: it is for {wanted} machines",
         found=found,
         needed=str(wanted),
-        fix="leave the choice to the loader: .load() without ext_name",
+        fix="call .load() without ext_name: the loader then chooses",
     )
 
 

@@ -59,9 +59,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)
-    parser.add_argument("--classic", action="store_true", help="for the torch that is here, with all of its C++")
-    parser.add_argument("--debug", action="store_true", help="as PRECAST_DEBUG=1: -O0 -g, and -G for device code")
-    parser.add_argument("--audit", type=Path, nargs="+", metavar="WHEEL", help="hold wheels against their manifests")
+    parser.add_argument("--classic", action="store_true", help="options for the whole C++ API of the installed torch")
+    parser.add_argument("--debug", action="store_true", help="options for a debugger: -O0 -g, and -G for device code")
+    parser.add_argument("--audit", type=Path, nargs="+", metavar="WHEEL", help="compare wheels with their manifests")
     options = parser.parse_args(arguments)
     asked = [name for name in _GROUPS if getattr(options, name)]
     if bool(asked) == bool(options.audit):

@@ -142,5 +142,6 @@ def _written(info: BuildInfo, folder: str) -> bytes:
         raise KernelError(
             f"{folder}/{verify.MANIFEST} cannot be written",
             found=str(error),
-            fix="name another folder for the output, or free space",
+            needed="a folder that this user can write, with space left",
+            fix="name another folder for the output: -o another-folder",
         ) from error

@@ -46,7 +46,10 @@ def answering(source: bytes, where: str) -> bytes:
     why = _changed(tree, made, where, at)
     if why is not None:
         raise KernelError(
-            f"{where} cannot be changed", found=why, fix="leave out --patch-loader, and open the library by import"
+            f"{where} cannot be changed",
+            found=why,
+            needed="a file to which one line can be added without a change of its meaning",
+            fix="repeat the command without --patch-loader, and open the library by import",
         )
     return made
 

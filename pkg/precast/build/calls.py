@@ -83,21 +83,27 @@ def of_wheel(files: Mapping[str, bytes], guards: Collection[str]) -> list[tuple[
     by_path = sorted(where for where in guards if where.endswith(".so"))
     stuck = [place for source in sources for place in unchangeable(source)]
     if stuck:
-        raise _refused(stuck[0], "a use of torch.ops.load_library that is no call with a path")
+        raise _refused(
+            f"{stuck[0]} cannot be changed to open a guarded library",
+            "a use of torch.ops.load_library that is not a call with a path",
+        )
     if by_path and not any(map(takes, sources)):
-        raise _refused(by_path[0], "no call in the wheel's own Python that opens a library by its path")
+        raise _refused(f"{by_path[0]} cannot be guarded", "no call in the wheel that opens this library by its path")
     asking = [one for one in sources if by_path or opens(one)]  # otherwise Python imports every guard
     if alone := [one.where for one in asking if takes(one) and _NO_PACKAGE.fullmatch(one.where)]:
-        raise _refused(alone[0], "a module of no package, which cannot import the copy")
+        raise _refused(
+            f"{alone[0]} cannot be changed to open a guarded library",
+            "a module outside a package, which cannot import the checks of the package",
+        )
     return [(one.where, one) for one in asking]
 
 
-def _refused(place: str, found: str) -> KernelError:
+def _refused(what: str, found: str) -> KernelError:
     return KernelError(
-        f"{place} cannot be opened by its path",
+        what,
         found=found,
-        needed="calls in the wheel's own Python, which a guard can change",
-        fix="python -m precast.build guard --patch-loader ...  # wraps torch.ops.load_library for the whole process",
+        needed="torch.ops.load_library(path) in a module of a package: guard replaces the path",
+        fix="repeat the command with --patch-loader: it wraps torch.ops.load_library for the whole process",
     )
 
 
@@ -115,9 +121,9 @@ def through(source: Source, core: str, level: int) -> bytes:
               if one is not node}  # fmt: skip
     for argument in _arguments(source.tree):
         if id(argument) in within:
-            raise _unchanged(source, argument.lineno, "a call inside of an f-string")
+            raise _unchanged(source, argument.lineno, "a call inside an f-string")
         if isinstance(argument, ast.GeneratorExp | ast.Yield | ast.YieldFrom):  # their parentheses are not their own
-            raise _unchanged(source, argument.lineno, "what yields in the place of a path")
+            raise _unchanged(source, argument.lineno, "a generator or yield expression as the path")
         points.append((offset(source.text, starts, argument.lineno, argument.col_offset), before))
         points.append((offset(source.text, starts, argument.end_lineno or 0, argument.end_col_offset or 0), ")"))
     text = source.text
@@ -127,7 +133,8 @@ def through(source: Source, core: str, level: int) -> bytes:
     if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(parsed(source.text))):
         raise KernelError(
             f"{source.where} cannot be changed",
-            found="a change that would alter its meaning",
+            found="a call whose change would alter the meaning of the file",
+            needed="a path that is a variable",
             fix="write the path into a variable on a line of its own",
         )
     return made

@@ -218,6 +218,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             raise KernelError(
                 f"{names} cannot be compiled",
                 found=f"{cause}; all messages are above",
+                needed="sources that compile",
                 fix="correct the first error above",
             ) from error
 

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from precast._abi import toolkits
 from precast._abi.settings import Settings
 from precast._builder import failure, lock, process, python, roots, toolchain
 from precast.build import compilers, preflight
+from precast.core import owned
 from precast.core.capability import GpuTarget
 from precast.core.version import CudaVersion, Label, TorchVersion
 from precast.errors import KernelError
@@ -121,7 +123,7 @@ def environment(job: Job, settings: Settings) -> Environment:
         kept = is_ready(job, settings)
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            owned.make_private(folder.parent)
             venv = python.command("venv", "--without-pip", str(folder))
             run(venv, folder.parent, plain(os.environ), f"the environment {folder}")
             _install_torch(job, own)
@@ -161,7 +163,10 @@ def _compiler(cuda: CudaVersion, version: str) -> tuple[str, ...]:
             f"nothing can be compiled for CUDA {cuda}",
             found=f"no nvcc {cuda} on this machine; the package index has none before CUDA 13",
             needed=f"a CUDA {cuda} toolkit, and CUDA_HOME",
-            fix=f"export CUDA_HOME=/usr/local/cuda-{cuda}",
+            fix=[
+                f"export CUDA_HOME=/path/to/cuda-{cuda}  # a toolkit that you have installed",
+                "repeat the command with --cuda cu130: the package index has its nvcc",
+            ],
         )
     exact = (f"nvidia-{part}=={version}" for part in ("cuda-nvcc", "cuda-crt", "nvvm"))
     return (*exact, f"nvidia-cuda-cccl=={cuda}.*")
@@ -215,8 +220,9 @@ def _refuse_other(job: Job, own: Path) -> None:
     if job.label.cuda is not None and found != str(job.label):
         raise KernelError(
             f"no torch {job.torch} for {job.label}",
-            found=f"torch {version}, for {found}",
-            fix=f"name a torch that has {job.label}, or another --cuda",
+            found=f"torch {version}, built for {found}",
+            needed=f"a torch {job.torch} that is built for {job.label}",
+            fix=f"repeat the command with --cuda {found}, or with a --torch that has a build for {job.label}",
         )
 
 
@@ -278,7 +284,10 @@ def run(
         status, said = process.run(shell, log=log, environment=env, umask=process.INHERITED, tick=tick)
     if status:
         raise KernelError(
-            f"{what}: a command failed", found=failure.told(said), fix=f"correct its first error; the log is {log}"
+            f"{what}: a command failed",
+            found=failure.told(said),
+            needed=f"a clean run of: {shlex.join(command)}",
+            fix=f"correct the first error in the log: {log}",
         )
     log.unlink()
     return said

@@ -22,7 +22,9 @@ def compiled(name: str, suffix: str, data: bytes, *, limited: bool) -> xray.Libr
         tag = (python, "abi3" if limited else f"{python}{threads}", "")
         return xray.library(f"{name.replace('.', '/')}{suffix}", data, tag)
     except elf.ElfError as error:
-        raise KernelError(f"{name}: the compiler made no usable library: {error}", fix=REPORT) from error
+        raise KernelError(
+            f"{name}: the compiler made no usable library", found=str(error), needed="a shared library", fix=REPORT
+        ) from error
 
 
 def torch_abi(torch: TorchInfo) -> Exact:

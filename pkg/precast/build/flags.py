@@ -26,9 +26,10 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
     found, looked_at = toolchain.find_compiler(settings)
     if found is None:
         raise KernelError(
-            "no C++ compiler, so its options are not known",
+            "no C++ compiler was found, so its options are not known",
             found=looked_at,
-            fix="apt-get install g++, or name one: export CXX=/path/to/g++",
+            needed="g++ or clang++",
+            fix=["apt-get install -y g++", "export CXX=/path/to/g++"],
         )
     options = flags.host_options(found.kind, debug=settings.debug)
     return (*options, *_defines(classic=classic), *include(settings, classic=classic))

@@ -31,14 +31,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="the folder for guarded wheels")
     parser.add_argument(
         "--torch", action="append", default=[], metavar="[GLOB=]VERSION",
-        help="the torch that built what does not say it: 2.13.0+cu130; or what has such a path: '*/new/*=2.13'",
+        help="the torch that built the libraries: 2.13.0+cu130; for one path: '*/new/*=2.13'",
     )  # fmt: skip
     parser.add_argument(
-        "--manylinux", action="store_true", help="the manylinux tag that the libraries keep, for a plain Linux tag"
+        "--manylinux",
+        action="store_true",
+        help="replace a plain Linux tag by the manylinux tag that the libraries satisfy",
     )
     parser.add_argument(
         "--patch-loader", action="store_true",
-        help="wrap torch.ops.load_library for the whole process, where another package opens the libraries by path",
+        help="wrap torch.ops.load_library for the whole process, if another package opens the libraries by path",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     try:

@@ -243,11 +243,11 @@ _IGNORED = (
 def main(arguments: Sequence[str]) -> int:
     """Write the package into a new folder. Exit status 2: a bad name, or the folder is there."""
     parser = argparse.ArgumentParser(prog="python -m precast.build init", description=__doc__)
-    parser.add_argument("name", help="of the package, as it is imported, and of its folder")
-    parser.add_argument("--cpp", action="store_true", help="C++ for the CPU; the default if no kind is named")
+    parser.add_argument("name", help="the import name of the package, and the name of its folder")
+    parser.add_argument("--cpp", action="store_true", help="a C++ kernel for the CPU; the default")
     gpu = parser.add_mutually_exclusive_group()
-    gpu.add_argument("--cuda", action="store_true", help="CUDA C++ for GPUs, by NVRTC")
-    gpu.add_argument("--triton", action="store_true", help="Triton for GPUs")
+    gpu.add_argument("--cuda", action="store_true", help="a CUDA kernel, compiled by NVRTC")
+    gpu.add_argument("--triton", action="store_true", help="a Triton kernel")
     options = parser.parse_args(arguments)
     root = Path(options.name)
     if not (options.name.isidentifier() and options.name.isascii() and options.name == options.name.lower()):

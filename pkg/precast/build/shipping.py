@@ -39,10 +39,12 @@ _COLUMNS = ("package", "label", "before", "torch releases in one wheel", "MB", "
 def main(arguments: Sequence[str]) -> int:
     """Ship the packages of a list. Exit status 1: one was not fetched, built or accepted, or a test of it failed."""
     parser = argparse.ArgumentParser(prog="python -m precast.build ship", description=__doc__)
-    parser.add_argument("list", type=Path, help="the packages, as precast.build.orders describes them")
-    parser.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
-    parser.add_argument("--pin", action="store_true", help="write the sha256 of packages that have none into the list")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the packages in the list")
+    parser.add_argument("list", type=Path, help="the TOML file that lists the packages")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="the output folder; default: dist"
+    )
+    parser.add_argument("--pin", action="store_true", help="write missing sha256 hashes into the list")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="build only these packages of the list")
     options = parser.parse_args(arguments)
     try:
         listed = _pinned(options.list, write=options.pin)
@@ -50,7 +52,10 @@ def main(arguments: Sequence[str]) -> int:
         missing = sorted(set(options.only or ()) - {one.name for one in chosen})
         if missing or not chosen:
             raise KernelError(
-                f"{options.list} has no package {', '.join(missing) or 'at all'}", fix="name packages of the list"
+                f"{options.list} has no package {', '.join(missing) or 'at all'}",
+                found=", ".join(one.name for one in listed) or "an empty list",
+                needed="names of packages in the list",
+                fix="repeat the command with one of these names after --only",
             )
     except KernelError as error:
         print(error, file=sys.stderr)
@@ -67,7 +72,12 @@ def _pinned(path: Path, *, write: bool) -> tuple[Order, ...]:
     for order in (one for one in orders.read(path) if not one.sha256):
         if not write:
             fix = f"python -m precast.build ship --pin {path}  # writes what the package index has now"
-            raise KernelError(f"{path}: {order.name} {order.version} has no sha256", found="no pinned archive", fix=fix)
+            raise KernelError(
+                f"{path}: {order.name} {order.version} has no sha256",
+                found="no pinned archive",
+                needed="the hash of its archive",
+                fix=fix,
+            )
         found = hash_on_index(order)
         orders.pin(path, order, found)
         print(f"{order.name} {order.version}: sha256 {found}", flush=True)
@@ -148,7 +158,9 @@ def fetched(order: Order, folder: Path, settings: Settings) -> Path:
     (archive,) = kept.iterdir()
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != order.sha256:
-        raise KernelError(f"{archive} was changed", found=f"sha256 {found}", fix=f"rm -r {kept}")
+        raise KernelError(
+            f"{archive} was changed", found=f"sha256 {found}", needed=f"sha256 {order.sha256}", fix=f"rm -r {kept}"
+        )
     return archive
 
 
@@ -183,7 +195,8 @@ def _required(order: Order, listed: Sequence[Order], out: Path) -> list[str]:
                 raise KernelError(
                     f"the tests of {order.name} require {name}, which this list makes",
                     found=f"no wheel of {name} {ours[name].version} in {out}",
-                    fix=f"--only {name} {order.name}",
+                    needed=f"a wheel of {name} that an earlier step made",
+                    fix=f"repeat the command with --only {name} {order.name}",
                 )
             name = str(wheels[0])
         found.append(name)

@@ -43,7 +43,7 @@ class Stated:
                     asked,
                     found=", ".join(paths),
                     needed="a pattern that matches a whole path",
-                    fix="state the torch of one wheel: --torch '*/torch-2.13/*=2.13'",
+                    fix=f"repeat the command with --torch '{paths[0] if paths else '*'}={version}'",
                 )
         by_path = replace(self, other=None)
         told = ((one, by_path.of(one.path)) for one in contents.libraries)

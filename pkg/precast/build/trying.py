@@ -58,9 +58,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m precast.build test", description=__doc__)
     parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
     wheels.add_jobs(parser)
-    parser.add_argument("--tests", type=Path, nargs="+", required=True, metavar="PATH", help="files or folders")
     parser.add_argument(
-        "--requires", nargs="*", default=[], metavar="PACKAGE", help="what the tests need; wheels as files"
+        "--tests", type=Path, nargs="+", required=True, metavar="PATH", help="files or folders with tests for pytest"
+    )
+    parser.add_argument(
+        "--requires",
+        nargs="*",
+        default=[],
+        metavar="PACKAGE",
+        help="packages that the tests need: names, or wheel files",
     )
     options = parser.parse_args(arguments)
     try:
@@ -108,6 +114,7 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
             raise KernelError(
                 f"the tests of {wheel.name} did not run in {job.name}",
                 found=failure.told(said),
+                needed="a run of pytest that collects the tests",
                 fix="correct the first error of pytest above",
             )
         passed, failed, skipped = _counts(report)
@@ -141,6 +148,7 @@ def _copied(path: Path, to: Path) -> str:
     else:
         raise KernelError(
             f"the test {path} does not exist",
+            found="no file or folder of that name",
             needed="a file or a folder with tests for pytest",
             fix="name a file or folder that exists: --tests tests",
         )

@@ -73,6 +73,7 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
             raise KernelError(
                 "there is no Python for which every module was built",
                 found=each,
+                needed="one Python that every module of the wheel was built for",
                 fix="build all modules with one Python",
             )
         return ".".join(dict.fromkeys(tag.removesuffix("t") for tag in common)), ".".join(common)

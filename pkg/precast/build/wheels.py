@@ -64,12 +64,22 @@ class Built:
 def main(arguments: Sequence[str]) -> int:
     """Build, guard and merge; or print the plan. Exit status 1: a build or the audit failed; 2: a bad argument."""
     parser = argparse.ArgumentParser(prog="python -m precast.build wheels", description=__doc__)
-    parser.add_argument("source", type=Path, nargs="?", default=Path(), help="a folder or an sdist; default: here")
+    parser.add_argument(
+        "source",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="the folder of a package, or an sdist; default: the current folder",
+    )
     add_jobs(parser)
-    parser.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="the output folder; default: dist"
+    )
     parser.add_argument("--plan", action="store_true", help="print what would be built, and build nothing")
     parser.add_argument("--outputs", type=Path, metavar="FILE", help="with --plan: add a matrix of jobs for GitHub")
-    parser.add_argument("--python", default="", metavar="RELEASES", help="of that matrix, such as 3.11,3.12")
+    parser.add_argument(
+        "--python", default="", metavar="RELEASES", help="Python versions of that matrix, such as 3.11,3.12"
+    )
     options = parser.parse_args(arguments)
     try:
         jobs = jobs_of(options.torch, options.cuda)
@@ -91,8 +101,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """The arguments that :func:`jobs_of` takes."""
-    parser.add_argument("--torch", required=True, metavar="RELEASES", help="such as 2.13,2.14")
-    parser.add_argument("--cuda", default="", metavar="LABELS", help="such as cu126,cu130; default: without CUDA")
+    parser.add_argument("--torch", required=True, metavar="RELEASES", help="torch versions, such as 2.13,2.14")
+    parser.add_argument(
+        "--cuda", default="", metavar="LABELS", help="CUDA versions, such as cu126,cu130; default: without CUDA"
+    )
 
 
 def matrix_of(jobs: Sequence[Job], pythons: str) -> dict[str, list[dict[str, str]]]:

@@ -71,7 +71,7 @@ class CPUAdamOptimizer:
         ``step`` counts from 1. The dtypes may be any mix of fp32, bf16 and fp16 that ``torch.ops.precast.adam_`` takes.
         """
         if step < 1:
-            raise ValueError(f"step is {step}; the first step is 1")
+            raise ValueError(f"step is {step}; needed 1 or more")
         correction1 = 1.0 - beta1**step if bias_correction else 1.0
         correction2 = 1.0 - beta2**step if bias_correction else 1.0
         grad_scale = 1.0 / loss_scale if loss_scale > 0 else 1.0

@@ -50,7 +50,10 @@ class AttentionExtension(Extension):
     def build_aot(self) -> Any:
         """Raise KernelUnavailable, because the package is already built."""
         raise KernelUnavailable(
-            f"{self.name} is not built here: it calls the package {self.package}", fix=f"pip install {self.package}"
+            f"{self.name} cannot be built ahead of time",
+            found=f"functions of the package {self.package}, which is built already",
+            needed="an extension with sources",
+            fix="call load() instead",
         )
 
     def build_jit(self) -> Any:
@@ -154,7 +157,7 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
                 y: Tensor = flash.flash_attn_func(q, k, v, **how)
                 return y.transpose(1, 2)
             if q_indices is None or kv_indices is None:
-                raise ValueError("cu_seqlens_q was given without q_indices and kv_indices")
+                raise ValueError("cu_seqlens_q was given without q_indices and kv_indices; needed all three, or none")
             packed = [t.flatten(0, 1).index_select(0, i) for t, i in ((q, q_indices), (k, kv_indices), (v, kv_indices))]
             lengths = (cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv)
             rows: Tensor = flash.flash_attn_varlen_func(*packed, *lengths, **how)

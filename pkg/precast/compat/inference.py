@@ -187,7 +187,7 @@ def flash_decoding_attention(
     lengths themselves on their device.
     """
     if block_size != _block_size(key_cache):
-        raise ValueError(f"block_size is {block_size} and the caches have blocks of {_block_size(key_cache)}")
+        raise ValueError(f"block_size is {block_size}; needed the block size of the caches, {_block_size(key_cache)}")
     slopes = None if alibi_slopes is None else alibi_slopes.float()
     options = (scale, 0, 0.0, slopes, None, None, None)
     attention = kernel("paged_decode_attention")

@@ -262,5 +262,5 @@ def _counted(lists: Lists, *counts: int) -> Lists:
 
 def _checked(step: int) -> float:
     if step < 1:
-        raise ValueError(f"step is {step}; the first step is 1")
+        raise ValueError(f"step is {step}; needed 1 or more")
     return float(step)

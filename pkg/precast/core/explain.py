@@ -29,7 +29,8 @@ def explain(
 ) -> Error:
     """The error for these rejections, about the family or op of that name; ``more`` is a command that shows more."""
     lines = [what, *(f"  {line}" for line in rejection_lines(rejections))]
-    return kind("\n".join(lines), env=environment, fix=actions[:MOST_ACTIONS], more=more, about=about)
+    fix = actions[:MOST_ACTIONS] or ["none: no command removes these reasons"]
+    return kind("\n".join(lines), env=environment, fix=fix, more=more, about=about)
 
 
 def headline(what: str, rejections: Iterable[Rejection], about: str) -> str:

@@ -133,7 +133,8 @@ def wheel_of(package: str) -> Wheel:
     if spec is None:
         raise KernelError(
             f"there is no package {package!r}",
-            needed="an installed one that precast.build has built",
+            found="no module of that name on sys.path",
+            needed="an installed package that precast.build has built",
             fix=f"pip install {package}",
         )
     folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
@@ -153,6 +154,7 @@ def wheel_in(folder: Path) -> Wheel:
     if info is None:
         raise KernelError(
             f"there is no {verify.MANIFEST} in {folder}",
+            found="no manifest",
             needed="the files that precast.build wrote",
             fix="install the package again, from its wheel",
         )

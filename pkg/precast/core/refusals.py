@@ -33,7 +33,7 @@ def no_torch(what: str, wheel: Wheel, host: Host) -> PrebuiltRefused:
     wanted = f"torch=={releases[0]}.*" if releases and not floors else f"torch>={(floors or [CLASSIC_FLOOR])[0]}"
     replaced = "--force-reinstall " if host.torch_error else ""  # pip replaces a broken torch only so
     fix = f'{pip.install_command()} {replaced}"{wanted}"'
-    return PrebuiltRefused(f"{what} needs torch", found=host.torch_error or "none", fix=fix)
+    return PrebuiltRefused(f"{what} needs torch", found=host.torch_error or "no torch", needed=wanted, fix=fix)
 
 
 def nothing_prebuilt(package: str, folders: list[Path]) -> PrebuiltRefused:

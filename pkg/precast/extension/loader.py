@@ -145,13 +145,16 @@ class KernelLoader:
         for broken in self._broken:
             if broken.name == wanted:
                 raise KernelUnavailable(
-                    f"{type(self).__name__} has no {wanted!r} that can be used: {broken.reason}",
-                    fix="correct or remove the package that registers it",
+                    f"{type(self).__name__} cannot use the extension {wanted!r}",
+                    found=broken.reason,
+                    needed="an extension class that can be imported",
+                    fix="correct or uninstall the package that registers it",
                 )
         names = [*(extension.name for extension in extensions), *self.ALIASES]
         close = difflib.get_close_matches(ext_name, names, n=1)
         raise KernelUnavailable(
             f"{type(self).__name__} has no extension {ext_name!r}",
+            found=repr(ext_name),
             needed=f"one of {', '.join(names) or 'none, as none is registered'}",
             fix=[f"{type(self).__name__}().load(ext_name={name!r})" for name in close] or ["python -m precast list"],
         )
@@ -170,7 +173,12 @@ class KernelLoader:
             causes += [] if cause is None else [cause]
         lines = [f"  {one.name}: {_indented(one.reason)}" for one in (*refusals, *self._broken)]
         what = f"none of the extensions of {cls.__name__} can be loaded here"
-        raise KernelUnavailable("\n".join([what, *lines])) from (causes[0] if causes else None)
+        raise KernelUnavailable(
+            "\n".join([what, *lines]),
+            found=f"{len(lines)} extensions, each with its reason above" if lines else "no registered extension",
+            needed="one extension that can be loaded on this machine",
+            fix="run a fix above" if lines else f"{cls.__name__}.register_extension(MyExtension)  # a class of yours",
+        ) from (causes[0] if causes else None)
 
     def _say_stand_in(self, taken: Candidate, refused: list[Candidate]) -> None:
         """Warn if a slower extension replaces one whose hardware is present."""
@@ -231,7 +239,7 @@ after_fork_in_child(_renew_locks)
 
 def _check_interface(loader: type[KernelLoader], extension: object) -> None:
     if not isinstance(extension, type):
-        raise TypeError(f"{loader.__name__} registers classes of extensions, and {extension!r} is none")
+        raise TypeError(f"{loader.__name__}: {extension!r} is not a class; needed a subclass of Extension")
     missing = [name for name in _INTERFACE if not hasattr(extension, name)]
     if not issubclass(extension, Extension) and missing:
         raise TypeError(f"{extension.__name__} is not an extension: it lacks {', '.join(missing)}")

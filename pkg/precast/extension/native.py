@@ -206,7 +206,9 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
     built = sorted((staging / "lib").rglob("*.so"))
     if len(built) != 1:
         raise BuildFailed(
-            f"{native.name}: the build left {len(built)} libraries behind instead of one",
-            fix="let the extension build one library",
+            f"{native.name}: the build did not make one library",
+            found=", ".join(path.name for path in built) or "no library",
+            needed="exactly one .so file",
+            fix="change build_aot() of the extension, so that it describes one library",
         )
     return Path(shutil.move(built[0], staging / built[0].name))

@@ -18,8 +18,8 @@ _DEFAULT_EPS = torch.finfo(torch.float32).eps
 class LayerNorm(torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm`, computed by :func:`precast.ops.layer_norm`.
 
-    Parameters may have another dtype than the input (as under ``torch.autocast``). The arithmetic is in float32 in any
-    case, and the result has the dtype of the input.
+    Parameters may have another dtype than the input (as under ``torch.autocast``). All arithmetic is in float32, and
+    the result has the dtype of the input.
 
     Args:
         normalized_shape: the sizes of the last dimensions, as a number or a sequence.
@@ -61,7 +61,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     Args:
         normalized_shape: the sizes of the last dimensions, as a number or a sequence.
-        eps: added to the mean square; None: that of float32.
+        eps: added to the mean square; None: ``torch.finfo(torch.float32).eps``.
         elementwise_affine: whether there is a weight.
         device: of the parameters.
         dtype: of the parameters.

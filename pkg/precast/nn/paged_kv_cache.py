@@ -34,10 +34,10 @@ class _Sequence:
 
 
 class PagedKVCache:
-    """Keys and values of all layers in blocks, and which blocks each sequence has.
+    """A cache for the keys and values of all layers, in blocks that are assigned to sequences.
 
-    An example engine, not a server: the lists of blocks live in Python, a step copies them to the device, and nothing
-    schedules, evicts or locks. Use it from one thread.
+    This class is an example: the lists of blocks are Python lists, which each step copies to the device. It does not
+    schedule sequences or evict blocks. It has no locks, so use it from one thread.
 
     Args:
         layers: attention layers of the model; each has its own keys and values in the same blocks.
@@ -172,7 +172,7 @@ class PagedKVCache:
 
     def _of(self, sequence: int) -> _Sequence:
         if sequence not in self._sequences:
-            raise KeyError(f"PagedKVCache: there is no sequence {sequence}; it was freed, or add() never returned it")
+            raise KeyError(f"PagedKVCache: there is no sequence {sequence}; needed a live number from add() or fork()")
         return self._sequences[sequence]
 
     def _release(self, block: int) -> None:

@@ -120,11 +120,11 @@ class CPUAdam(CPUOptimizer):
 class FusedAdam(FusedOptimizer):
     """``torch.optim.Adam`` on the GPU, all parameters in one launch; ``decoupled=True``: AdamW.
 
-    Colossal-AI, apex and DeepSpeed have AdamW as the default of this name: ``precast.optim.compat.FusedAdam``.
-    The arithmetic is in float32 for every dtype. Every step can be captured in a CUDA graph. ``GradScaler``
-    needs no extra pass and no synchronization: the step unscales the gradients in place, as in torch. A step that
-    overflowed is skipped, not counted, and leaves them. ``state_dict`` has the entries of ``torch.optim.Adam`` and
-    ``AdamW``, so each class loads the state of the others.
+    The ``FusedAdam`` of Colossal-AI, apex and DeepSpeed is AdamW by default: ``precast.optim.compat.FusedAdam``. The
+    arithmetic is in float32 for every dtype. Every step can be captured in a CUDA graph. ``GradScaler`` needs no extra
+    pass and no synchronization: the step unscales the gradients in place, as in torch. A step whose gradients
+    overflowed is skipped and not counted; the gradients then stay scaled. ``state_dict`` has the entries of
+    ``torch.optim.Adam`` and ``AdamW``, so each class loads the state of the others.
 
     Args:
         params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -139,7 +139,7 @@ class FusedAdam(FusedOptimizer):
         decoupled: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
-        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
+        max_grad_norm: clip by the 2-norm of all gradients, in an additional pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -189,7 +189,7 @@ class FusedAdamW(FusedAdam):
         capturable: ignored, because every step can be captured.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
-        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
+        max_grad_norm: clip by the 2-norm of all gradients, in an additional pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -253,9 +253,9 @@ LAMB = Rule(
 class FusedLAMB(FusedOptimizer):
     """LAMB (You and others, 2020) on the GPU, all parameters in two launches.
 
-    It is AdamW, but each parameter's step is scaled to the norm of the parameter. As in NVIDIA's version, gradients are
-    clipped first, and a parameter without weight decay takes the unscaled step. During a step, the direction needs four
-    bytes per element of temporary memory.
+    LAMB is AdamW with the step of each parameter scaled to the norm of the parameter. As in NVIDIA's version, gradients
+    are clipped first, and a parameter without weight decay takes the unscaled step. During a step, the direction needs
+    four bytes per element of temporary memory.
 
     Args:
         params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -267,7 +267,7 @@ class FusedLAMB(FusedOptimizer):
         bias_correction: divide the moments by ``1 - beta**step``, as the paper does.
         maximize: maximize the objective instead of minimizing it.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
-        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
+        max_grad_norm: clip by the 2-norm of all gradients, in an additional pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.

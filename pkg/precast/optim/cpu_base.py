@@ -67,7 +67,7 @@ class CPUOptimizer(PlannedOptimizer):
             found_inf: if it is not 0, nothing is updated and no step is counted.
 
         Returns:
-            What ``closure`` returned.
+            The value that ``closure`` returned.
 
         Raises:
             RuntimeError: a tensor cannot be used; nothing was updated.
@@ -246,7 +246,9 @@ class CPUOptimizer(PlannedOptimizer):
         if isinstance(values, Mapping):
             unknown = len(values.keys() - set(params))
             if unknown:
-                raise ValueError(f"{what}: {unknown} of the keys of {name} are not parameters of this optimizer")
+                raise ValueError(
+                    f"{what}: {unknown} keys of {name} are not parameters of this optimizer; needed only these"
+                )
             return [values.get(param) for param in params]
         if len(values) != len(params):
             raise ValueError(f"{what}: {name} has {len(values)} entries; needed {len(params)}, one per parameter")

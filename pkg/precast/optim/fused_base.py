@@ -81,7 +81,7 @@ class FusedOptimizer(PlannedOptimizer):
             closure: computes the loss and its gradients again.
 
         Returns:
-            What ``closure`` returned.
+            The value that ``closure`` returned.
 
         Raises:
             RuntimeError: a tensor cannot be used; nothing was updated.

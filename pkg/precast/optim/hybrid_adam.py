@@ -32,9 +32,10 @@ class HybridAdam(TorchsKeys):
     """AdamW (``adamw_mode=True``) or Adam for parameters on the CPU and on one GPU, in one optimizer.
 
     Parameters on the GPU step in one launch, as in :class:`FusedAdam`, and parameters on the CPU in one pass, as in
-    :class:`CPUAdam`. A parameter may move between steps, and its states follow. With ``gpu_bytes``, GPU parameters
-    whose states do not fit keep them on the CPU: their gradients are copied there, and the new parameters back, while
-    the GPU steps the others; it may be changed between steps. ``state_dict`` has the entries of ``torch.optim.AdamW``.
+    :class:`CPUAdam`. If a parameter moves to another device between steps, its states move too. If the states of GPU
+    parameters need more than ``gpu_bytes``, the rest of the states is kept on the CPU: their gradients are copied to
+    the CPU and the new parameters back, while the GPU updates the others. ``gpu_bytes`` may be changed between steps.
+    ``state_dict`` has the entries of ``torch.optim.AdamW``.
 
     Args:
         params: parameters on the CPU and one GPU, or dicts of groups; float32, float16, bfloat16 or any mix of them.
@@ -47,7 +48,7 @@ class HybridAdam(TorchsKeys):
         amsgrad: use the largest average of squares so far.
         maximize: maximize the objective instead of minimizing it.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
-        gpu_bytes: the most GPU memory for states; parameters get it in their order. None: no limit.
+        gpu_bytes: the maximum GPU memory for states, used in the order of the parameters. None: no limit.
 
     Raises:
         ValueError: an option is out of range.
@@ -96,10 +97,10 @@ class HybridAdam(TorchsKeys):
             closure: computes the loss and its gradients again.
 
         Returns:
-            What ``closure`` returned.
+            The value that ``closure`` returned.
 
         Raises:
-            RuntimeError: a tensor cannot be used, or a CUDA graph would capture a step on the CPU.
+            RuntimeError: a tensor cannot be used, or a CUDA graph is captured and parameters step on the CPU.
             precast.errors.KernelError: no kernel can be loaded or built here.
         """
         loss = loss_of(closure)

@@ -102,7 +102,7 @@ class CPUSGD(CPUOptimizer):
 
 
 class FusedSGD(FusedOptimizer):
-    """``torch.optim.SGD`` on the GPU, all parameters in one launch. Each loads the other's state.
+    """``torch.optim.SGD`` on the GPU, all parameters in one launch. Each class loads the state of the other.
 
     Args:
         params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -114,7 +114,7 @@ class FusedSGD(FusedOptimizer):
         maximize: maximize the objective instead of minimizing it.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
-        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
+        max_grad_norm: clip by the 2-norm of all gradients, in an additional pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -215,7 +215,7 @@ class CPUAdagrad(CPUOptimizer):
 
 
 class FusedAdagrad(FusedOptimizer):
-    """``torch.optim.Adagrad`` on the GPU, all parameters in one launch. Each loads the other's state.
+    """``torch.optim.Adagrad`` on the GPU, all parameters in one launch. Each class loads the state of the other.
 
     Args:
         params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -227,7 +227,7 @@ class FusedAdagrad(FusedOptimizer):
         maximize: maximize the objective instead of minimizing it.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
-        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
+        max_grad_norm: clip by the 2-norm of all gradients, in an additional pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -322,7 +322,7 @@ class FusedLion(FusedOptimizer):
         maximize: maximize the objective instead of minimizing it.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
-        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
+        max_grad_norm: clip by the 2-norm of all gradients, in an additional pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.

@@ -76,7 +76,7 @@ def test_what_is_no_extension_or_is_there_already_is_refused(loader: type[Kernel
     loader.register_extension(make("one"))
     with pytest.raises(ValueError, match=r"already has an extension 'one'; unregister_extension\('one'\)"):
         loader.register_extension(make("one"))
-    with pytest.raises(TypeError, match="is none"):
+    with pytest.raises(TypeError, match="is not a class; needed a subclass"):
         loader.register_extension(make("two")())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="int is not an extension: it lacks name, priority"):
         loader.register_extension(int)  # type: ignore[arg-type]
@@ -151,8 +151,18 @@ def test_when_nothing_can_be_loaded_every_extension_says_why(loader: type[Kernel
         "  absent: its hardware is not here",
         "  refused: first line",
         "      second line",
+        "  found   2 extensions, each with its reason above",
+        "  needed  one extension that can be loaded on this machine",
+        "  fix     1) run a fix above",
     ]
     assert isinstance(caught.value.__cause__, KernelUnavailable)
+
+
+def test_a_loader_without_extensions_says_how_to_register_one(loader: type[KernelLoader]) -> None:
+    with pytest.raises(KernelUnavailable) as caught:
+        loader().load()
+    assert caught.value.found == "no registered extension"
+    assert str(caught.value.fix).startswith("Loader.register_extension(")
 
 
 def test_eight_threads_get_one_object(loader: type[KernelLoader]) -> None:

@@ -212,7 +212,7 @@ def gelu_quick(x: Tensor) -> Tensor:
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    """``torch.nn.functional.gelu(x, approximate="tanh")``, by the name that models give it. Differentiable.
+    """``torch.nn.functional.gelu(x, approximate="tanh")``, under the name that models use. Differentiable.
 
     Args:
         x: at least one dimension; float32, float16 or bfloat16, on the CPU or a GPU.

@@ -65,7 +65,7 @@ def causal_conv1d(
 
     Raises:
         RuntimeError: a tensor has another shape, dtype or device, or starts decrease (CPU).
-        ValueError: ``activation`` is none of the names.
+        ValueError: ``activation`` is not one of these names.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -93,12 +93,12 @@ def causal_conv1d_update_(
     state_indices: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """:func:`causal_conv1d` of the next tokens of sequences, whose states in a pool move on. For inference.
+    """:func:`causal_conv1d` of the next tokens of sequences; updates their states in a pool. For inference.
 
-    A state may be longer than ``width - 1`` tokens. Without ``positions`` its last token is the newest. With them it is
-    a ring, where token ``t`` of a sequence is at ``t % length``: then tokens can be taken back. After a step of ``n``
-    tokens at position ``p``, of which ``k`` are accepted, the next step is at position ``p + k``: nothing else needs to
-    be restored if ``length`` is at least ``width - 1 + n``.
+    A state may be longer than ``width - 1`` tokens. Without ``positions`` its last token is the newest. With them, the
+    state is a ring buffer: token ``t`` of a sequence is at ``t % length``, so that tokens can be taken back. After a
+    step of ``n`` tokens at position ``p``, of which ``k`` are accepted, the next step is at position ``p + k``: nothing
+    else needs to be restored if ``length`` is at least ``width - 1 + n``.
 
     Args:
         x: ``(batch, channels, tokens)``, or ``(batch, channels)`` for one token; float32, float16 or bfloat16.
@@ -106,17 +106,19 @@ def causal_conv1d_update_(
         weight: as in :func:`causal_conv1d`.
         bias: as in :func:`causal_conv1d`.
         activation: as in :func:`causal_conv1d`.
-        state_indices: ``(batch,)``, int32 or int64: the slot of each sequence; None: there are as many slots. A
-            negative one leaves its sequence out, with zeros as the result. So does on a GPU a slot that does not exist.
-            If two sequences have the same slot, it is undefined what it keeps.
+        state_indices: ``(batch,)``, int32 or int64: the slot of each sequence; None: sequence ``i`` has slot
+            ``i``. A sequence with a negative slot is skipped, and its result is zero. On a GPU, so is a sequence with a
+            slot that does not exist.
+            If two sequences have the same slot, its new content is undefined.
         positions: ``(batch,)``, int32 or int64: how many tokens each sequence had before.
 
     Returns:
         A tensor with the shape, dtype and order of ``x``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
-        ValueError: ``activation`` is none of the names.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is
+            required.
+        ValueError: ``activation`` is not one of these names.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::

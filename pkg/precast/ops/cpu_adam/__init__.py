@@ -52,7 +52,7 @@ def adam_(
         maximize: maximize the objective instead of minimizing it.
 
     Raises:
-        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        RuntimeError: the lists do not fit each other, or a derivative is required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::

@@ -97,22 +97,25 @@ def paged_decode_attention(
         block_tables: int32 or int64, ``(sequences, blocks of a sequence)``: the block of each ``block_size`` tokens.
         lengths: int32 or int64, ``(sequences,)``: tokens in the cache, those of ``query`` included.
         scale: the factor of the scores; by default ``width ** -0.5``.
-        window: the most keys that a query sees, its own included. Blocks before the window are not read.
-        softcap: a score ``x`` becomes ``softcap * tanh(x / softcap)``; 0 for none.
+        window: the maximum number of keys that a query attends to, its own included. Blocks before the window are
+            not read.
+        softcap: replace a score ``x`` by ``softcap * tanh(x / softcap)``; 0: do not.
         alibi_slopes: float32, ``(heads,)``: a slope times (position of the key - position of the query) is added.
-        sinks: float32, ``(heads,)``: one more score in the softmax's denominator that has no value.
+        sinks: float32, ``(heads,)``: an additional score for each head, which counts only in the denominator of the
+            softmax.
         key_scale: float32, ``(1,)`` or ``(kv_heads,)``: factors of the elements of ``key_cache``.
         value_scale: the same for ``value_cache``.
         return_lse: return the logarithms of the denominators as well.
 
     Returns:
         A tensor like ``query`` with ``value_width`` for ``width``; with ``return_lse`` also float32 ``(sequences,
-        heads)`` or ``(sequences, queries, heads)``. A query that sees no key gets zeros, and ``-inf`` without a sink.
+        heads)`` or ``(sequences, queries, heads)``. For a query without visible keys the result is zero, and without a
+        sink its ``lse`` is ``-inf``.
 
     Raises:
-        RuntimeError: the shapes, dtypes or devices do not fit, or a gradient is wanted. The CPU also refuses a negative
-            length, one beyond the block table, and a block that the caches do not have. The host does not wait for a
-            GPU, which clamps such a length and skips the keys of such a block: nothing is read out of bounds.
+        RuntimeError: the shapes, dtypes or devices do not fit, or a gradient is required. The CPU also refuses a
+            negative length, one beyond the block table, and a block that the caches do not have. The host does not wait
+            for a GPU, which clamps such a length and skips the keys of such a block: nothing is read out of bounds.
 
     Example::
 

@@ -68,8 +68,9 @@ def bias_act(
             ``"swish"``.
         alpha: the slope of ``lrelu`` below zero; 0.2 by default. Other activations ignore it.
         gain: multiplies the result; by default sqrt(2) for ``relu``, ``lrelu`` and ``swish``, and 1 for the others.
-        clamp: results are clamped to ``[-clamp, clamp]``; None: they are not. Where a result is at the clamp, the
-            gradient is zero. For straight lines, a result that is rounded to it counts.
+        clamp: results are clamped to ``[-clamp, clamp]``; None: they are not. Where a result is clamped, the
+            gradient is zero. For ``linear``, ``relu`` and ``lrelu``, a result that is rounded to the clamp counts as
+            clamped.
 
     Returns:
         A tensor with the shape and dtype of ``x``. If ``x`` is in the memory format channels_last and ``dim`` is 1, so
@@ -110,7 +111,7 @@ def arguments(
         raise ValueError(f"clamp is {clamp}; needed a number that is not negative, or None")
     if b is not None:
         if not -x.dim() <= dim < x.dim():
-            raise ValueError(f"dim is {dim} and x has {x.dim()} dimensions")
+            raise ValueError(f"dim is {dim} and x has {x.dim()} dimensions; needed {-x.dim()} to {x.dim() - 1}")
         dim = dim % x.dim()  # %= would write into a caller's tensor
     kind = ACTIVATIONS[act]
     return (

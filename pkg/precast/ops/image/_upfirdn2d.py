@@ -61,11 +61,11 @@ def setup_filter(
 
     Args:
         f: ``(taps,)``, ``(rows, columns)``, a number (one tap), or None (one tap of 1).
-        device: where the filter goes.
+        device: the device of the filter.
         normalize: divide the taps by their sum.
         flip_filter: reverse the taps.
-        gain: the factor that the filter multiplies an image's mean with; a separable filter is applied twice and has
-            its square root.
+        gain: the factor by which the filter changes the mean of an image. A separable filter is applied twice, so its
+            taps have the square root of this factor.
         separable: keep one dimension, so that the filter is applied to rows and then to columns; None: from 8 taps on.
 
     Returns:
@@ -166,7 +166,7 @@ def through(
     if f is None:
         f = torch.ones(1, 1, dtype=torch.float32, device=x.device)
     if f.requires_grad and torch.is_grad_enabled():
-        raise ValueError("upfirdn2d has no gradient for its filter; pass f.detach()")
+        raise ValueError("upfirdn2d has no gradient for its filter, and f requires grad; needed f.detach()")
     horizontal, vertical = _Axis(up_x, down_x, before_x, behind_x), _Axis(up_y, down_y, before_y, behind_y)
     if f.dim() != 1:
         return _call(op, x, f, horizontal, vertical, flip_filter, gain)
@@ -183,7 +183,7 @@ def filter2d(x: Tensor, f: Tensor | None, padding: Steps = 0, flip_filter: bool 
     Args:
         x: ``(images, channels, height, width)``, as in :func:`upfirdn2d`.
         f: as in :func:`upfirdn2d`.
-        padding: relative to the result of the size of ``x``; as in :func:`upfirdn2d`.
+        padding: added to the padding that keeps the size of ``x``; as in :func:`upfirdn2d`.
         flip_filter: as in :func:`upfirdn2d`.
         gain: as in :func:`upfirdn2d`.
 
@@ -224,7 +224,7 @@ def upsample2d(
         up: the factor, or ``(x, y)``.
         padding: relative to the result of ``up`` times the size; as in :func:`upfirdn2d`.
         flip_filter: as in :func:`upfirdn2d`.
-        gain: multiplies the result, besides the factor that keeps an image's mean.
+        gain: multiplies the result, in addition to the factor that keeps the mean of an image.
 
     Returns:
         As from :func:`upfirdn2d`.
@@ -384,7 +384,9 @@ class _UpFirDn2d(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (f,) = ctx.saved_tensors
         if ctx.needs_input_grad[2]:
-            raise RuntimeError("upfirdn2d has no gradient for its filter; pass filter.detach()")
+            raise RuntimeError(
+                "upfirdn2d has no gradient for its filter, and filter requires grad; needed filter.detach()"
+            )
         axes = _axes(ctx.args)
         horizontal, vertical = (
             axis.backward(size, taps) for axis, size, taps in zip(axes, ctx.size, filter_size(f), strict=True)

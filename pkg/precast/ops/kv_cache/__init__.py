@@ -47,10 +47,11 @@ def reshape_and_cache(
         value: with the shape, dtype and device of ``key``; None, as ``value_cache``, to write keys alone.
         key_cache: ``(blocks, block_size, heads, width)``, or a layout of vLLM.
         value_cache: in the same layout.
-        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+        slot_mapping: ``(tokens,)``, int64; a token with a negative slot is not written.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is
+            required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -87,7 +88,7 @@ def rotary_embedding_and_cache(
         sin: as ``cos``.
         key_cache: ``(blocks, block_size, heads, width)``, or a layout of vLLM.
         value_cache: in the same layout.
-        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+        slot_mapping: ``(tokens,)``, int64; a token with a negative slot is not written.
         positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
         interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
 
@@ -95,7 +96,8 @@ def rotary_embedding_and_cache(
         ``(query, key)``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is
+            required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -141,7 +143,7 @@ def rms_norm_rotary_embedding_and_cache(
         sin: as ``cos``.
         key_cache: ``(blocks, block_size, heads, width)``, or a layout of vLLM.
         value_cache: in the same layout.
-        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+        slot_mapping: ``(tokens,)``, int64; a token with a negative slot is not written.
         eps: added to the mean square; 0 or more.
         casting: as in :func:`rms_norm`.
         positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
@@ -152,7 +154,8 @@ def rms_norm_rotary_embedding_and_cache(
         ``(query, key)``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is
+            required.
         ValueError: ``casting`` or ``rounding`` is none of the names.
         precast.errors.KernelError: no kernel can be loaded or built here.
 

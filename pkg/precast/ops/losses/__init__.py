@@ -49,24 +49,25 @@ def cross_entropy(
     Args:
         logits: ``(..., classes)``; float32, float16 or bfloat16, on the CPU or a GPU. Classes come last.
         target: the class of each row, ``(...)``; int64 or int32.
-        weight: ``(classes,)``, a weight for each class; computed with in float32.
+        weight: ``(classes,)``, a weight for each class; used in float32.
         ignore_index: rows with this target do not count.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: from 0 to 1; the share of the target that is spread over all classes.
         z_loss: factor of ``logsumexp(logits)**2``, which keeps logits small.
-        num_items_in_batch: what ``"mean"`` divides by, such as the tokens of all steps of gradient accumulation.
+        num_items_in_batch: the divisor for ``"mean"``, such as the number of tokens of all steps of gradient
+            accumulation.
         in_place: write the gradient over ``logits``, which saves a tensor of their size; only if a gradient is
-            recorded. Nothing may need the logits afterwards, and there can be one backward pass.
-        group: a process group whose ranks have equal shards of the classes, in the order of ranks. ``weight`` is then
-            this rank's shard, and each rank returns the whole loss.
+            recorded. Afterwards the logits are lost, and only one backward pass is possible.
+        group: a process group over which the classes are sharded equally, in the order of the ranks. ``weight`` is
+            then the shard of this rank, and each rank returns the whole loss.
 
     Returns:
         The loss in float32: a scalar, or the shape of ``target`` for ``"none"``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``weight`` requires
+        RuntimeError: a tensor has another shape, dtype or device; a target is not a class (CPU); ``weight`` requires
             grad; ``in_place`` and autograd needs the logits; the gradient is to be differentiated again.
-        TypeError: ``reduction`` is no text.
+        TypeError: ``reduction`` is not a string.
         ValueError: ``reduction`` is none of the three, or options contradict each other.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
@@ -111,10 +112,10 @@ def linear_cross_entropy(
     workspace_mb: int | None = None,
     accumulate_in_float32: bool = True,
 ) -> Tensor:
-    """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without all logits at a time.
+    """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without storing all logits.
 
-    The rows are processed in chunks by torch's own matrix products: logits, loss, and if wanted the gradients, which
-    are computed in the forward pass. Differentiable once for ``input``, ``linear_weight`` and ``linear_bias``. The
+    The rows are processed in chunks, with matrix products of torch. If gradients are required, they are computed in
+    the forward pass, chunk by chunk. Differentiable once for ``input``, ``linear_weight`` and ``linear_bias``. The
     names and the order of the arguments are those of ``torch.nn.functional.linear_cross_entropy`` of torch 2.13.
 
     Args:
@@ -122,12 +123,12 @@ def linear_cross_entropy(
         linear_weight: ``(classes, features)``, in the dtype of ``input``.
         target: the class of each row, ``(...)``; int64 or int32.
         linear_bias: ``(classes,)``, in the dtype of ``input``.
-        weight: ``(classes,)``, a weight for each class; computed with in float32.
+        weight: ``(classes,)``, a weight for each class; used in float32.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, which computes the gradients in the backward pass.
         ignore_index: rows with this target do not count.
         label_smoothing: from 0 to 1; the share of the target that is spread over all classes.
         z_loss: factor of the squared ``logsumexp`` of each row's logits.
-        num_items_in_batch: what ``"mean"`` divides by.
+        num_items_in_batch: the divisor for ``"mean"``.
         workspace_mb: size of the logits that exist at a time, in units of 2**20 bytes; at least one row. None: 256. If
             the gradient of ``linear_weight`` is added up in float32, None is also what costs no more memory than that
             sum: all rows if their logits take no more than it, else as much as ``linear_weight``.
@@ -138,9 +139,9 @@ def linear_cross_entropy(
         The loss in float32: a scalar, or the shape of ``target`` for ``"none"``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device; a target is no class (CPU); ``weight`` requires
+        RuntimeError: a tensor has another shape, dtype or device; a target is not a class (CPU); ``weight`` requires
             grad; the gradient is to be differentiated again.
-        TypeError: ``reduction`` is no text.
+        TypeError: ``reduction`` is not a string.
         ValueError: ``reduction`` is none of the three, or options contradict each other.
         precast.errors.KernelError: no kernel can be loaded or built here.
 

@@ -145,13 +145,13 @@ def topk_sigmoid(
 
 
 def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort pairs of a token and an expert by expert, and fill each expert's slots up to whole blocks.
+    """Sort token-expert pairs by expert, and pad the slots of each expert to whole blocks.
 
-    Pair ``token * k + j`` is the ``j``-th expert of a token. The results are those of vLLM's function of this name: a
-    kernel that processes ``block_size`` slots at a time meets one expert in each block.
+    Pair ``token * k + j`` is the ``j``-th expert of a token. The results are those of vLLM's function of this name: all
+    slots of a block belong to one expert.
 
     Args:
-        topk_ids: ``(tokens, k)``, int32 or int64; a negative id leaves its pair out.
+        topk_ids: ``(tokens, k)``, int32 or int64; pairs with a negative id are ignored.
         experts: number of experts, up to 1024.
         block_size: slots in a block, 1 or more.
 
@@ -181,14 +181,14 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
 def moe_permute(
     rows: Tensor, topk_ids: Tensor, experts: int, *, align_block_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy the row of each token to its experts: rows sorted by expert, then by token. Differentiable for ``rows``.
+    """Copy the row of each token once per chosen expert, sorted by expert, then by token. Differentiable for ``rows``.
 
     Args:
         rows: ``(tokens, width)``; float32, float16 or bfloat16.
-        topk_ids: ``(tokens, k)``, int32 or int64; a negative id leaves its pair out.
+        topk_ids: ``(tokens, k)``, int32 or int64; pairs with a negative id are ignored.
         experts: number of experts, up to 1024.
-        align_block_size: fill each expert's rows up with zeros to a multiple of this number, so that its first row is
-            at a multiple. That costs a few small launches.
+        align_block_size: pad the rows of each expert with zeros to a multiple of this number. This takes a few
+            additional small launches.
 
     Returns:
         ``(sorted, positions, ends)``. ``sorted`` is ``(tokens * k, width)``, or with ``align_block_size`` as many rows
@@ -238,7 +238,7 @@ def _aligned(topk_ids: Tensor, positions: Tensor, ends: Tensor, size: int) -> tu
 
 
 def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Add up the rows of each token, times its weights. Differentiable for ``rows`` and ``weights``.
+    """Add up the rows of each token, multiplied by its weights. Differentiable for ``rows`` and ``weights``.
 
     The sum is in float32, in the order of ``positions``, and is rounded once.
 

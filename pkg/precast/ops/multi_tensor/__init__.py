@@ -73,7 +73,7 @@ def multi_tensor_scale_(
         found_inf: one float32 on the GPU, or None; set to 1 if an element of ``xs`` is infinite or NaN, else unchanged.
 
     Raises:
-        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        RuntimeError: the lists do not fit each other, or a derivative is required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -111,7 +111,7 @@ def multi_tensor_axpby_(
             unchanged.
 
     Raises:
-        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        RuntimeError: the lists do not fit each other, or a derivative is required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -137,15 +137,15 @@ def clip_grad_norm_(
 ) -> Tensor:
     """``torch.nn.utils.clip_grad_norm_``; with the 2-norm on one GPU, two launches and no waiting for the GPU.
 
-    Then gradients are read once, and written only if clipped. For any other norm, for gradients on the CPU, on several
-    devices, in float64 or sparse, this calls torch's function.
+    In that case gradients are read once, and written only if they are clipped. For any other norm, and for gradients
+    on the CPU, on several devices, in float64 or sparse, this function calls the function of torch.
 
     Args:
         parameters: one parameter or several.
-        max_norm: gradients are clipped to this norm if theirs is larger.
+        max_norm: the gradients are scaled to this norm if their norm is larger.
         norm_type: a number, or "inf".
         error_if_nonfinite: raise if the norm is infinite or NaN, before any gradient is changed; waits for the GPU.
-        foreach: for torch's function.
+        foreach: passed to the function of torch.
 
     Returns:
         The norm before clipping; 0 if there is no gradient. If some gradients are DTensors, the norm is that of all

@@ -138,7 +138,7 @@ def fused_add_rms_norm_(
         ``(x, residual)``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype, device or layout, or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype, device or layout, or a gradient is required.
         ValueError: ``casting`` is none of the three.
         precast.errors.KernelError: no kernel can be loaded or built here.
 

@@ -93,7 +93,7 @@ def rotary_embedding_(
         ``(query, key)``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, or a gradient is required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -147,7 +147,7 @@ def rms_norm_rotary_embedding(
 
     Raises:
         RuntimeError: a tensor has another shape, dtype or device, or ``cos`` or ``sin`` requires grad.
-        TypeError: ``rounding`` is no text.
+        TypeError: ``rounding`` is not a string.
         ValueError: ``casting`` or ``rounding`` is none of the names.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
@@ -180,7 +180,7 @@ def rounds_each(rounding: str) -> bool:
 def get_cos_and_sin(
     lengths: Tensor, cos_table: Tensor, sin_table: Tensor, *, is_prompts: bool, tokens: int | None = None
 ) -> Both:
-    """The rows of the tables for packed sequences: the ``cos`` and ``sin`` of :func:`rotary_embedding`.
+    """The ``cos`` and ``sin`` of :func:`rotary_embedding` for packed sequences, taken from tables.
 
     Args:
         lengths: int32 or int64, the length of each sequence in tokens.

@@ -95,7 +95,7 @@ def scaled_masked_softmax(
 
 
 def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
-    """``softmax(scale * x)`` over the columns up to the diagonal of a square ``x``; zero behind it. Differentiable.
+    """``softmax(scale * x)`` over the columns up to the diagonal of a square ``x``; zero after it. Differentiable.
 
     Args:
         x: ``(..., s, s)``; float32, float16 or bfloat16, on the CPU or a GPU.
@@ -121,9 +121,9 @@ def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
 
 
 def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
-    """``softmax(scale * x)`` over causal columns, of which the last query sees all. Differentiable.
+    """``softmax(scale * x)`` with a causal mask that is aligned to the last column. Differentiable.
 
-    Query ``q`` sees the columns up to ``q + columns - queries``. The others are zero for any values of ``x``.
+    Query ``q`` attends to the columns up to ``q + columns - queries``. The result is zero in all other columns.
 
     Args:
         x: ``(..., queries, columns)``; float32, float16 or bfloat16, on the CPU or a GPU.

@@ -50,18 +50,20 @@ def selective_state_update_(
         a: ``(heads,)``, negative: the decay.
         b: ``(batch, groups, state_size)``; as many heads share each group.
         c: with the shape of ``b``.
-        d: ``(heads,)``: what of ``x`` is added; None: nothing.
+        d: ``(heads,)``: the factor of ``x`` in the result; None: zeros.
         z: with the shape of ``x``, a gate; None: there is none.
         dt_bias: ``(heads,)``; None: zeros.
         dt_softplus: whether ``dt`` goes through softplus.
-        state_indices: ``(batch,)``, int32 or int64: the slot of each sequence; None: there are as many slots. A
-            negative one leaves its sequence out, with zeros as the result. So does on a GPU a slot that does not exist.
+        state_indices: ``(batch,)``, int32 or int64: the slot of each sequence; None: sequence ``i`` has slot
+            ``i``. A sequence with a negative slot is skipped, and its result is zero. On a GPU, so is a sequence with a
+            slot that does not exist.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is
+            required.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
