@@ -1,6 +1,8 @@
 // The structures that the host files pass to the kernels by value, and the activations. Compiled on both sides, so it
-// includes nothing.
+// includes nothing but division.h.
 #pragma once
+
+#include "../gpu/division.h"
 
 namespace precast {
 namespace image {
@@ -40,7 +42,7 @@ struct BiasActArgs {
   long long rows;
   long long columns;  // units in a row
   long long channels;
-  long long row_step;  // columns: rows that a block sums; planes: blocks for one row
+  long long row_step;  // columns: rows that a block sums; planes: blocks for one row; flat: the most blocks for one row
   double alpha, gain;
   double clamp;  // NaN: results are not clamped
   int activation;
@@ -48,6 +50,8 @@ struct BiasActArgs {
   int bias_dtype;
   int of_output;   // `saved` is y
   int by_columns;  // the layout is columns; read by `any`
+  int flat;        // rows as one row of vectors; not zero: how many threads sum a row's part of a block
+  Division of_columns, of_channels;  // flat
 };
 
 // result[c] = round(sum of parts[i][c] over i).
@@ -84,12 +88,12 @@ struct UpfirdnArgs {
   int channels_last;  // for `general`: adjacent threads compute adjacent channels
   int strips;         // of rows in a plane; a thread computes a few columns of one strip
   int strip_rows;     // even
-  int whole;          // the width of y is a multiple of a thread's columns
+  int step;           // rows of y begin at multiples of so many columns: a thread's, or a power of two below
   int pairs;          // rows of x begin and end at multiples of four bytes, which hold two pixels
   int unused;
 };
 
-static_assert(sizeof(BiasActArgs) == 120 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 192,
+static_assert(sizeof(BiasActArgs) == 144 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 192,
               "host and device must agree");
 
 }  // namespace image

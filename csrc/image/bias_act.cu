@@ -6,7 +6,7 @@
 //
 // Arithmetic is in float32, or in float64 for float64. A result is rounded once, and grad_b is summed before the
 // rounding, in a fixed order: each block sums its part, and a second kernel adds the parts.
-#include "../gpu/device.cuh"
+#include "../gpu/shifted.cuh"
 #include "args.h"
 #include "entries.h"
 
@@ -252,9 +252,120 @@ DEVICE void planes(const BiasActArgs& a) {
   }
 }
 
+// Planes whose size is no multiple of a vector, but is one vector or more: a block has kUnits vectors for each thread,
+// wherever planes begin. A vector has elements of one plane, then perhaps of the next.
+template <class T>
+struct FlatPart {
+  static constexpr int kElements = T::kPerVector;
+  static constexpr u32 kVectors = kThreads * kUnits, kBlock = kVectors * kElements;
+  const BiasActArgs& a;
+  i64 begin;   // the first element of the block, in the tensor
+  u32 plane;   // its plane,
+  u32 offset;  // and its place there
+
+  DEVICE explicit FlatPart(const BiasActArgs& args)
+      : a(args), begin(static_cast<i64>(blockIdx.x) * kBlock), plane(static_cast<u32>(divided(begin, a.columns))) {
+    offset = static_cast<u32>(begin - plane * a.columns);
+  }
+  DEVICE i64 end() const { return a.rows * a.columns; }
+  DEVICE u32 channel_of(u32 row) const { return row - quotient(row, a.of_channels) * a.of_channels.divisor; }
+
+  // Adds up the vectors' sums: first[v] of the elements of the plane in which vector v begins, second[v] of the next.
+  DEVICE void store_sums(const float* first, const float* second) const {
+    const u32 lanes = static_cast<u32>(a.flat), groups = kThreads / lanes, lane = threadIdx.x & (lanes - 1);
+    const u32 size = static_cast<u32>(a.columns);
+    const u32 held = end() - begin < kBlock ? static_cast<u32>(end() - begin) : kBlock;
+    const u32 planes = quotient(offset + held + size - 1, a.of_columns);
+#pragma unroll 1
+    for (u32 from = 0; from < planes; from += groups) {  // all threads of a warp, which exchange sums
+      const u32 i = from + threadIdx.x / lanes, after = (i + 1) * size - offset;
+      const u32 start = i == 0 ? 0 : i * size - offset, past = after < held ? after : held;
+      float sum = 0.0f;
+      if (i < planes) {
+#pragma unroll 1
+        for (u32 v = start / kElements + lane; v * kElements < past; v += lanes) {
+          sum += v * kElements < start ? second[v] : first[v];
+        }
+      }
+#pragma unroll 1
+      for (u32 distance = lanes / 2; distance > 0; distance /= 2) sum += exchanged(sum, distance);
+      if (i >= planes || lane != 0) continue;
+      const u32 row = plane + i, image = quotient(row, a.of_channels);
+      const i64 pieces = a.row_step, piece = blockIdx.x - row * a.columns / kBlock;
+      float* to = static_cast<float*>(a.parts) + (image * pieces + piece) * a.channels + channel_of(row);
+      *to = sum;
+      if (after > held) continue;  // the next block has more of the plane
+      for (i64 other = piece + 1; other < pieces; ++other) *(to += a.channels) = 0.0f;
+    }
+  }
+};
+
+template <class T, bool kBackward>
+DEVICE void flat(const BiasActArgs& a) {
+  constexpr int kElements = T::kPerVector;
+  const Leaky<T> leaky(a);
+  const FlatPart<T> part(a);
+  const i64 end = part.end();
+  const char* const past = a.x + end * T::kBytes;
+  Vector x[kUnits], saved[kUnits];
+#pragma unroll
+  for (int j = 0; j < kUnits; ++j) {
+    const i64 at = part.begin + (threadIdx.x + j * kThreads) * kElements;
+    if (at >= end) continue;
+    x[j] = load_within<T>(a.x + at * T::kBytes, a.x, past);
+    if (kBackward && a.saved != nullptr) {
+      saved[j] = load_within<T>(a.saved + at * T::kBytes, a.saved, a.saved + end * T::kBytes);
+    }
+  }
+  __shared__ float first[kBackward ? FlatPart<T>::kVectors : 1], second[kBackward ? FlatPart<T>::kVectors : 1];
+#pragma unroll
+  for (int j = 0; j < kUnits; ++j) {
+    const u32 vector = threadIdx.x + j * kThreads, place = part.offset + vector * kElements;
+    const i64 at = part.begin + vector * kElements;
+    if (at >= end) continue;
+    const u32 ahead = quotient(place, a.of_columns), left = (ahead + 1) * static_cast<u32>(a.columns) - place;
+    Vector y;
+    if constexpr (kBackward) {
+      float sums[2] = {0.0f, 0.0f}, result[kElements] = {};
+      y = leaky.gradient(x[j], saved[j], result);
+#pragma unroll
+      for (u32 e = 0; e < kElements; ++e) {
+        if (e < left) {
+          sums[0] += result[e];
+        } else {
+          sums[1] += result[e];
+        }
+      }
+      first[vector] = sums[0];
+      second[vector] = sums[1];
+    } else {
+      const u32 channel = part.channel_of(part.plane + ahead);
+      float bias[kElements];
+      const float before = leaky.bias(a, channel);
+      const float next = left < kElements ? leaky.bias(a, channel + 1 < a.channels ? channel + 1 : 0) : before;
+#pragma unroll
+      for (u32 e = 0; e < kElements; ++e) bias[e] = e < left ? before : next;
+      y = leaky.value(x[j], bias);
+    }
+    if (at + kElements <= end) {
+      store(a.y + at * T::kBytes, y);
+    } else {
+      for_elements<T>(y, [&](int e, float v) {
+        if (at + e < end) T::store(a.y + (at + e) * T::kBytes, v);
+      });
+    }
+  }
+  if constexpr (kBackward) {
+    if (a.parts == nullptr) return;
+    __syncthreads();
+    part.store_sums(first, second);
+  }
+}
+
 // Piecewise linear activations, by vectors of 16 bytes. kUnits vectors are loaded before the first is used.
 template <class T, bool kBackward>
 DEVICE void vectors(const BiasActArgs& a) {
+  if (a.flat != 0) return flat<T, kBackward>(a);
   if constexpr (T::kBytes == 2) {
     if (a.by_columns == 0) return planes<T, kBackward>(a);
   }

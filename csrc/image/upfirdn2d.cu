@@ -152,33 +152,75 @@ struct Source {
   }
 };
 
-// Writes a thread's columns of y: all of them at once, or the first `count` one by one.
+// Writes a thread's columns of y in rows that begin anywhere: eight bytes at a multiple of eight, of which the next lane
+// may have some, and one by one what no lane writes so. All threads of a warp call it for each row of their strips.
 template <class T>
 struct Target {
   static constexpr int kColumns = kColumnBytes / T::kBytes;
+  const UpfirdnArgs& a;
   char* at;
-  i64 stride;
-  bool whole;
-  int count;
+  int row;
+  int count;   // columns from the thread's first on
+  bool first;  // no lane before this one has columns of the row
+  bool last;   // no lane follows
+
+  DEVICE Target(const UpfirdnArgs& args, u32 plane, int first_row, int column)
+      : a(args),
+        row(first_row),
+        count(a.horizontal.out - column),
+        first(column == 0 || (threadIdx.x & 31) == 0),
+        last((threadIdx.x & 31) == 31) {
+    at = a.y + (static_cast<i64>(plane) * a.y_strides[1] + row * a.y_strides[2] + column) * T::kBytes;
+  }
 
   DEVICE void store(const float (&y)[kColumns]) {
-    if (whole) {
-      u32 word[2];
+    u32 word[4] = {};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float part[T::kPerWord];
+    for (int i = 0; i < 2; ++i) {
+      float part[T::kPerWord];
 #pragma unroll
-        for (int e = 0; e < T::kPerWord; ++e) part[e] = y[i * T::kPerWord + e];
-        word[i] = T::pack(part);
+      for (int e = 0; e < T::kPerWord; ++e) part[e] = y[i * T::kPerWord + e];
+      word[i] = T::pack(part);
+    }
+    char* const to = at;
+    const bool exists = static_cast<u32>(row) < static_cast<u32>(a.vertical.out);
+    ++row;
+    at += a.y_strides[2] * T::kBytes;
+    if (a.step == kColumns) {
+      if (exists) store_eight(to, word[0], word[1]);
+      return;
+    }
+    word[2] = __shfl_down_sync(0xffffffffu, word[0], 1);
+    if constexpr (T::kBytes == 2) word[3] = __shfl_down_sync(0xffffffffu, word[1], 1);
+    if (!exists) return;
+    const u32 own[2] = {word[0], word[1]};
+    // The columns before the next multiple of eight bytes belong to the lane before, if it has the row.
+    const int before = static_cast<int>((0u - static_cast<u32>(reinterpret_cast<u64>(to)) / T::kBytes) & (kColumns - 1));
+    const bool full = count >= kColumns + before && (before == 0 || !last);
+    if (full) {
+      const int skip = before / T::kPerWord;
+      if (skip != 0) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) word[i] = word[i + 1];
       }
-      *reinterpret_cast<u64*>(at) = static_cast<u64>(word[1]) << 32 | word[0];
+      const u32 bits = T::kBytes == 2 ? (before & 1) * 16 : 0;
+      store_eight(to + before * T::kBytes, __funnelshift_r(word[0], word[1], bits),
+                  __funnelshift_r(word[1], word[2], bits));
+    }
+    const auto left = [&](int i) { return i < count && (i < before ? first || count < before : !full); };
+    if (T::kBytes == 2 && a.step == 2) {
+      if (left(0)) *reinterpret_cast<u32*>(to) = own[0];
+      if (left(2)) *reinterpret_cast<u32*>(to + 4) = own[1];
     } else {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        if (i < count) T::store(at + i * T::kBytes, y[i]);
+        if (left(i)) T::store(to + i * T::kBytes, y[i]);
       }
     }
-    at += stride;
+  }
+
+  static DEVICE void store_eight(char* to, u32 low, u32 high) {
+    *reinterpret_cast<u64*>(to) = static_cast<u64>(high) << 32 | low;
   }
 };
 
@@ -238,18 +280,10 @@ DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, c
   }
 }
 
-template <int kCount>
-struct Kept {
-  DEVICE void operator()(const float (&pixels)[kCount], float (&values)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) values[i] = pixels[i];
-  }
-};
-
-// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 11.x and 12.x have too few
-// registers for two steps of wide rows.
+// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 7.x, 11.x and 12.x have too
+// few registers for two steps of wide rows.
 template <bool kPairs, int kDown>
-constexpr int kPixelsAhead = kPairs && !(kDown == 2 && PRECAST_ARCH >= 1100) ? 16 : 8;
+constexpr int kPixelsAhead = kPairs && !(kDown == 2 && (PRECAST_ARCH >= 1100 || PRECAST_ARCH < 800)) ? 16 : 8;
 
 // Without upsampling. The rows of y step through x by kDown.
 template <class T, int kDown, bool kPairs>
@@ -274,7 +308,7 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
         for (int i = 1; i < kTaps; ++i) sums[c] = fmaf(across[i], pixels[c * kDown + i], sums[c]);
       }
     };
-    walk<kColumns, kDown, kKept, kSteps>(source, first, rows, reduce, [&](const float (*window)[kColumns]) {
+    walk<kColumns, kDown, kKept, kSteps>(source, first, a.strip_rows, reduce, [&](const float (*window)[kColumns]) {
       float y[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
@@ -288,7 +322,7 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
   }
   // A filter that is not separable reads each row once per row of taps, which takes few registers.
 #pragma unroll 1
-  for (int at = 0; at < rows; ++at) {
+  for (int at = 0; at < a.strip_rows; ++at) {
     float y[kColumns] = {};
 #pragma unroll 1
     for (int i = 0; i < kTaps; ++i) {
@@ -307,14 +341,12 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
 }
 
 // Upsampling by 2: a row of x yields two rows of y. On each axis, a result uses two taps: 0 and 2, or 1 and 3. Even
-// results start at the window's first pixel, odd ones there or at the next.
+// results start at the window's first pixel, odd ones there or at the next. Rows of a strip begin with an even one.
 template <class T, bool kPairs>
 DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
                       const float (&tap)[kTaps][kTaps]) {
-  constexpr int kColumns = Target<T>::kColumns, kPixels = kColumns / 2 + 2;
-  const int sx = column - a.horizontal.pad, sy = row - a.vertical.pad;
-  const int odd_x = sx & 1, odd_y = sy & 1;  // column and row are even
-  const int first = (sy + 1) >> 1;
+  constexpr int kColumns = Target<T>::kColumns, kPixels = kColumns / 2 + 2, kSide = kColumns / 2 + 1;
+  const int sx = column - a.horizontal.pad, odd_x = sx & 1, first = (row - a.vertical.pad) >> 1;  // column is even
   const Source<T, kPixels, kPairs> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
   // of[p][q][i][j]: for the result in row p and column q of a two by two block, the tap of the pixel in row i and
   // column j of its two by two pixels
@@ -322,32 +354,34 @@ DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int r
 #pragma unroll
   for (int k = 0; k < 16; ++k) {
     const int p = k >> 3, q = k >> 2 & 1, i = k >> 1 & 1, j = k & 1;
-    of[p][q][i][j] = tap[2 * i + (p ^ odd_y)][2 * j + (q ^ odd_x)];
+    of[p][q][i][j] = tap[2 * i + p][2 * j + (q ^ odd_x)];
   }
-  const auto step = [&](const float (*window)[kPixels]) {
+  // The pixels of even columns, then those of odd ones.
+  const auto sides = [&](const float (&pixels)[kPixels], float (&values)[2 * kSide]) {
+#pragma unroll
+    for (int i = 0; i < kSide; ++i) {
+      values[i] = pixels[i];
+      values[kSide + i] = odd_x != 0 ? pixels[i] : pixels[i + 1];
+    }
+  };
+  const auto step = [&](const float (*window)[2 * kSide]) {
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
-      if (rows-- <= 0) return;
       float y[kColumns] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float pixels[kPixels];
-#pragma unroll
-        for (int j = 0; j < kPixels; ++j) pixels[j] = p == 1 && odd_y == 0 ? window[i + 1][j] : window[i][j];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
-          for (int c = 0; c < kColumns; c += 2) {
-            const int at = c / 2 + j;
-            y[c] = fmaf(of[p][0][i][j], pixels[at], y[c]);
-            y[c + 1] = fmaf(of[p][1][i][j], odd_x != 0 ? pixels[at] : pixels[at + 1], y[c + 1]);
+          for (int c = 0; c < kColumns; ++c) {
+            y[c] = fmaf(of[p][c & 1][i][j], window[p + i][(c & 1) * kSide + c / 2 + j], y[c]);
           }
         }
       }
       target.store(y);
     }
   };
-  walk<kPixels, 1, 2, (kPairs ? 16 : 8) / kColumns>(source, first, (rows + 1) / 2, Kept<kPixels>(), step);
+  walk<2 * kSide, 1, 2, (kPairs ? 16 : 8) / kColumns>(source, first, a.strip_rows / 2, sides, step);
 }
 
 template <class T, int kUp, int kDown, bool kPairs>
@@ -370,11 +404,11 @@ DEVICE void strips(const UpfirdnArgs& a) {
   const u32 groups = (static_cast<u32>(a.horizontal.out) + kColumns - 1) / kColumns, line = index / groups;
   const u32 plane = line / static_cast<u32>(a.strips);
   const int column = static_cast<int>(index - line * groups) * kColumns;
-  const int row = static_cast<int>(line - plane * a.strips) * a.strip_rows;
+  const int odd = kUp == 2 ? a.vertical.pad & 1 : 0;  // the first row of the first strip is not there
+  const int row = static_cast<int>(line - plane * a.strips) * a.strip_rows - odd;
   const int rest = a.vertical.out - row, rows = rest < a.strip_rows ? rest : a.strip_rows;
   const char* const from = a.x + static_cast<i64>(plane) * a.x_strides[1] * T::kBytes;
-  const i64 to = static_cast<i64>(plane) * a.y_strides[1] + row * a.y_strides[2] + column;
-  const Target<T> target = {a.y + to * T::kBytes, a.y_strides[2] * T::kBytes, a.whole != 0, a.horizontal.out - column};
+  const Target<T> target(a, plane, row, column);
   if constexpr (T::kBytes == 2) {
     if (a.pairs != 0) {
       return strip<T, kUp, kDown, true>(a, from, column, row, rows, target, tap, is_product);

@@ -7,8 +7,9 @@
 namespace precast {
 namespace rotary {
 
-// Two parts of kBytes: the two sides of pairs, or whole pairs if they are neighbours.
-template <class T, int kBytes>
+// Two parts of kBytes: the two sides of pairs, or whole pairs if they are neighbours. Up to kHeads heads share the
+// cosines and sines.
+template <class T, int kBytes, int kHeads>
 DEVICE void rotary_parts(const RotaryArgs& a) {
   constexpr int kPairs = kBytes / T::kBytes;
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
@@ -18,19 +19,28 @@ DEVICE void rotary_parts(const RotaryArgs& a) {
   const Parts parts = parts_of<T, kPairs>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
   // No branch: with one, the second load waited for the first, at 0.83 of the copy rate instead of 0.92.
-  Part<kBytes> first, second;
-  load_part(at.from + parts.first, first);
-  load_part(at.from + (both ? parts.second : parts.first), second);
+  Part<kBytes> first[kHeads], second[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const char* const head = at.from + (h < at.count ? h * at.from_step : 0);
+    load_part(head + parts.first, first[h]);
+    load_part(head + (both ? parts.second : parts.first), second[h]);
+  }
   if (parts.rotated) {
     const auto turn = load_turn_of_row<T, kPairs>(a.angles, table, at.unit);
-    rotate<T>(first, second, turn, (a.angles.flags & kInterleaved) != 0);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) rotate<T>(first[h], second[h], turn, (a.angles.flags & kInterleaved) != 0);
   }
-  store(at.to + parts.first, first);
-  if (both) store(at.to + parts.second, second);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= at.count) return;
+    store(at.to + h * at.to_step + parts.first, first[h]);
+    if (both) store(at.to + h * at.to_step + parts.second, second[h]);
+  }
 }
 
-// One pair of any head.
-template <class T>
+// One pair of any heads.
+template <class T, int kHeads>
 DEVICE void rotary_any(const RotaryArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.total) return;
@@ -38,13 +48,24 @@ DEVICE void rotary_any(const RotaryArgs& a) {
   const i64 table = table_row(a.angles, at.token);
   const Parts parts = parts_of<T, 1>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
-  float first = T::load(at.from + parts.first), second = T::load(at.from + (both ? parts.second : parts.first));
+  float first[kHeads], second[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const char* const head = at.from + (h < at.count ? h * at.from_step : 0);
+    first[h] = T::load(head + parts.first);
+    second[h] = T::load(head + (both ? parts.second : parts.first));
+  }
   if (parts.rotated) {
     const Turn<1> turn = load_turn_of_row<T, 1>(a.angles, table, at.unit);
-    rotate(first, second, turn.cos[0], turn.sin[0]);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) rotate(first[h], second[h], turn.cos[0], turn.sin[0]);
   }
-  T::store(at.to + parts.first, first);
-  if (both) T::store(at.to + parts.second, second);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= at.count) return;
+    T::store(at.to + h * at.to_step + parts.first, first[h]);
+    if (both) T::store(at.to + h * at.to_step + parts.second, second[h]);
+  }
 }
 
 // Two vectors of a head, which is normalised first.

@@ -15,8 +15,8 @@ namespace {
 //   heads and tables                                             kernel    a thread has
 //   half of the rotated part, the rest, strides and pointers     rotary    two parts of 16 bytes, and the cosines and
 //   at multiples of 16 bytes                                               sines of their pairs
-//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes
-//   anything else (odd widths, unaligned views)                  any       one pair
+//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes of up to four heads
+//   anything else (odd widths, unaligned views)                  any       one pair of up to four heads
 //   heads that are normalised, or whose products are rounded:  norm_rotary
 //   16 bytes, up to 32 units of a head                                   two vectors; lanes of a warp share a head
 //   the same, with rounded products and one 16-bit dtype         each    the same, two elements at a time
@@ -62,17 +62,29 @@ void check_size(const char* op, const Work& work) {
                 op, printable(work.heads), printable(work.width));
 }
 
-// Launches a kernel over the heads of `args`, each of so many units; `arguments` has the address of its structure.
-void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int entry, int32_t device, void** arguments) {
+// Launches a kernel over the heads of `args`, each of so many units, of which a thread has one in up to `most_heads`
+// heads; `arguments` has the address of its structure.
+void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int64_t most_heads, int entry, int32_t device,
+                  void** arguments) {
+  constexpr int64_t kThreadsEach = 1024;  // on a multiprocessor; fewer heads if there were fewer threads
   const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
   args.query = work.query;
   args.key = work.key;
   args.angles = work.angles;
-  args.heads = division_by(work.heads);
+  const int64_t query = work.query_heads, key = work.heads - query;
+  int64_t each = most_heads;
+  while (each > 1 && work.outer * work.tokens * work.heads * units / each < multiprocessors(device) * kThreadsEach) {
+    each /= 2;
+  }
+  const int64_t query_groups = (query + each - 1) / each, groups = query_groups + (key + each - 1) / each;
+  args.groups = division_by(groups);
   args.units = division_by(units);
-  args.query_heads = static_cast<unsigned>(work.query_heads);
+  args.query_groups = static_cast<unsigned>(query_groups);
+  args.query_heads = static_cast<unsigned>(query);
+  args.key_heads = static_cast<unsigned>(key);
+  args.each = static_cast<unsigned>(each);
   args.head_bytes = static_cast<unsigned>(work.width * bytes);
-  const int64_t per_token = work.heads * units, most = kLaunchUnits / per_token;
+  const int64_t per_token = groups * units, most = kLaunchUnits / per_token;
   for (int64_t outer = 0; outer < work.outer; outer += kLaunchOuter) {
     const int64_t height = work.outer - outer < kLaunchOuter ? work.outer - outer : kLaunchOuter;
     for (int64_t token = 0; token < work.tokens; token += most) {
@@ -97,7 +109,7 @@ void norm_rotate_cuda(const Work& work, int32_t device) {
                          : units.vectors ? PRECAST_BY_DTYPE(norm_rotary, )
                                          : PRECAST_BY_DTYPE(norm_rotary, _any);
   void* arguments[] = {&args};
-  launch_heads(work, args.heads, units.lanes, kernel[static_cast<DType>(work.dtype)], device, arguments);
+  launch_heads(work, args.heads, units.lanes, 1, kernel[static_cast<DType>(work.dtype)], device, arguments);
 }
 
 void rotate_cuda(const Work& work, int32_t device) {
@@ -122,7 +134,7 @@ void rotate_cuda(const Work& work, int32_t device) {
   if (units == 0) return;  // nothing is rotated, in place
   RotaryArgs args;
   void* arguments[] = {&args};
-  launch_heads(work, args, units, entry, device, arguments);
+  launch_heads(work, args, units, part == 16 ? 1 : 4, entry, device, arguments);
 }
 
 void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }
