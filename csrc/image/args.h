@@ -89,7 +89,7 @@ struct UpfirdnArgs {
   int strips;         // of rows in a plane; a thread computes a few columns of one strip
   int strip_rows;     // even
   int step;           // rows of y begin at multiples of so many columns: a thread's, or a power of two below
-  int pairs;          // rows of x begin and end at multiples of four bytes, which hold two pixels
+  int pairs;          // x is read by words of four bytes, which hold two pixels
   int unused;
 };
 

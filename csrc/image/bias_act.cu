@@ -56,12 +56,20 @@ DEVICE Real bias_at(const BiasActArgs& a, i64 channel) {
 // Comparisons with NaN are false, so NaN stays NaN, and a limit of NaN clamps nothing.
 template <class Real>
 DEVICE Real clamped(Real v, Real clamp) {
+#if PRECAST_ARCH >= 800
+  if constexpr (sizeof(Real) == 4) {  // half as many instructions
+    const float limit = clamp >= 0.0f ? clamp : infinity();
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(limit));
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(-limit));
+    return v;
+  }
+#endif
   return v >= clamp ? clamp : v <= -clamp ? -clamp : v;
 }
 
 template <class Real>
 DEVICE bool at_clamp(Real v, Real clamp) {
-  return v >= clamp || v <= -clamp;
+  return (v < 0 ? -v : v) >= clamp;
 }
 
 // The parameters of a launch, in the precision of the arithmetic.
@@ -256,26 +264,41 @@ DEVICE void planes(const BiasActArgs& a) {
 // wherever planes begin. A vector has elements of one plane, then perhaps of the next.
 template <class T>
 struct FlatPart {
-  static constexpr int kElements = T::kPerVector;
-  static constexpr u32 kVectors = kThreads * kUnits, kBlock = kVectors * kElements;
+  static constexpr u32 kElements = T::kPerVector, kVectors = kThreads * kUnits, kBlock = kVectors * kElements;
   const BiasActArgs& a;
-  i64 begin;   // the first element of the block, in the tensor
-  u32 plane;   // its plane,
-  u32 offset;  // and its place there
+  const i64 begin;   // the first element of the block, in the tensor
+  const u32 held;    // the elements of the block
+  const u32 plane;   // the plane of the first,
+  const u32 offset;  // and its place there
 
   DEVICE explicit FlatPart(const BiasActArgs& args)
-      : a(args), begin(static_cast<i64>(blockIdx.x) * kBlock), plane(static_cast<u32>(divided(begin, a.columns))) {
-    offset = static_cast<u32>(begin - plane * a.columns);
+      : a(args),
+        begin(static_cast<i64>(blockIdx.x) * kBlock),
+        held(static_cast<u32>(a.rows * a.columns - begin < kBlock ? a.rows * a.columns - begin : kBlock)),
+        plane(static_cast<u32>(divided(begin, a.columns))),
+        offset(static_cast<u32>(begin - plane * a.columns)) {}
+
+  DEVICE Vector load_from(const char* tensor, u32 vector) const {
+    const char* const block = tensor + begin * T::kBytes;
+    return (vector + 1) * kElements <= held
+               ? load(block + vector * 16)
+               : load_within<T>(block + vector * 16, block, block + held * T::kBytes);
   }
-  DEVICE i64 end() const { return a.rows * a.columns; }
+
+  DEVICE void store_to(u32 vector, const Vector& v) const {
+    char* const to = a.y + begin * T::kBytes + vector * 16;
+    if ((vector + 1) * kElements <= held) return store(to, v);
+    for_elements<T>(v, [&](u32 e, float value) {
+      if (vector * kElements + e < held) T::store(to + e * T::kBytes, value);
+    });
+  }
+
   DEVICE u32 channel_of(u32 row) const { return row - quotient(row, a.of_channels) * a.of_channels.divisor; }
 
   // Adds up the vectors' sums: first[v] of the elements of the plane in which vector v begins, second[v] of the next.
   DEVICE void store_sums(const float* first, const float* second) const {
     const u32 lanes = static_cast<u32>(a.flat), groups = kThreads / lanes, lane = threadIdx.x & (lanes - 1);
-    const u32 size = static_cast<u32>(a.columns);
-    const u32 held = end() - begin < kBlock ? static_cast<u32>(end() - begin) : kBlock;
-    const u32 planes = quotient(offset + held + size - 1, a.of_columns);
+    const u32 size = static_cast<u32>(a.columns), planes = quotient(offset + held + size - 1, a.of_columns);
 #pragma unroll 1
     for (u32 from = 0; from < planes; from += groups) {  // all threads of a warp, which exchange sums
       const u32 i = from + threadIdx.x / lanes, after = (i + 1) * size - offset;
@@ -301,71 +324,58 @@ struct FlatPart {
 };
 
 template <class T, bool kBackward>
-DEVICE void flat(const BiasActArgs& a) {
-  constexpr int kElements = T::kPerVector;
+DEVICE void flat(const BiasActArgs& a, float* sums) {
+  constexpr u32 kElements = T::kPerVector;
   const Leaky<T> leaky(a);
   const FlatPart<T> part(a);
-  const i64 end = part.end();
-  const char* const past = a.x + end * T::kBytes;
+  float* const second = sums + part.kVectors;
   Vector x[kUnits], saved[kUnits];
 #pragma unroll
   for (int j = 0; j < kUnits; ++j) {
-    const i64 at = part.begin + (threadIdx.x + j * kThreads) * kElements;
-    if (at >= end) continue;
-    x[j] = load_within<T>(a.x + at * T::kBytes, a.x, past);
-    if (kBackward && a.saved != nullptr) {
-      saved[j] = load_within<T>(a.saved + at * T::kBytes, a.saved, a.saved + end * T::kBytes);
-    }
+    const u32 vector = threadIdx.x + j * kThreads;
+    if (vector * kElements >= part.held) continue;
+    x[j] = part.load_from(a.x, vector);
+    if (kBackward && a.saved != nullptr) saved[j] = part.load_from(a.saved, vector);
   }
-  __shared__ float first[kBackward ? FlatPart<T>::kVectors : 1], second[kBackward ? FlatPart<T>::kVectors : 1];
 #pragma unroll
   for (int j = 0; j < kUnits; ++j) {
     const u32 vector = threadIdx.x + j * kThreads, place = part.offset + vector * kElements;
-    const i64 at = part.begin + vector * kElements;
-    if (at >= end) continue;
-    const u32 ahead = quotient(place, a.of_columns), left = (ahead + 1) * static_cast<u32>(a.columns) - place;
-    Vector y;
+    if (vector * kElements >= part.held) continue;
+    const u32 ahead = quotient(place, a.of_columns), left = (ahead + 1) * a.of_columns.divisor - place;
     if constexpr (kBackward) {
-      float sums[2] = {0.0f, 0.0f}, result[kElements] = {};
-      y = leaky.gradient(x[j], saved[j], result);
+      float result[kElements] = {}, sum[2] = {0.0f, 0.0f};
+      part.store_to(vector, leaky.gradient(x[j], saved[j], result));
+      if (a.parts == nullptr) continue;
 #pragma unroll
-      for (u32 e = 0; e < kElements; ++e) {
-        if (e < left) {
-          sums[0] += result[e];
-        } else {
-          sums[1] += result[e];
-        }
+      for (u32 e = 0; e < kElements; ++e) sum[0] += result[e];
+      if (left < kElements) {
+        sum[0] = 0.0f;
+#pragma unroll
+        for (u32 e = 0; e < kElements; ++e) (e < left ? sum[0] : sum[1]) += result[e];
       }
-      first[vector] = sums[0];
-      second[vector] = sums[1];
+      sums[vector] = sum[0];
+      second[vector] = sum[1];
     } else {
-      const u32 channel = part.channel_of(part.plane + ahead);
+      const u32 channel = part.channel_of(part.plane + ahead), next = channel + 1 < a.of_channels.divisor ? channel + 1 : 0;
+      const float before = leaky.bias(a, channel), after = left < kElements ? leaky.bias(a, next) : before;
       float bias[kElements];
-      const float before = leaky.bias(a, channel);
-      const float next = left < kElements ? leaky.bias(a, channel + 1 < a.channels ? channel + 1 : 0) : before;
 #pragma unroll
-      for (u32 e = 0; e < kElements; ++e) bias[e] = e < left ? before : next;
-      y = leaky.value(x[j], bias);
-    }
-    if (at + kElements <= end) {
-      store(a.y + at * T::kBytes, y);
-    } else {
-      for_elements<T>(y, [&](int e, float v) {
-        if (at + e < end) T::store(a.y + (at + e) * T::kBytes, v);
-      });
+      for (u32 e = 0; e < kElements; ++e) bias[e] = e < left ? before : after;
+      part.store_to(vector, leaky.value(x[j], bias));
     }
   }
   if constexpr (kBackward) {
     if (a.parts == nullptr) return;
     __syncthreads();
-    part.store_sums(first, second);
+    part.store_sums(sums, second);
   }
 }
 
 // Piecewise linear activations, by vectors of 16 bytes. kUnits vectors are loaded before the first is used.
 template <class T, bool kBackward>
 DEVICE void vectors(const BiasActArgs& a) {
-  if (a.flat != 0) return flat<T, kBackward>(a);
+  __shared__ float sums_of_vectors[kBackward ? 2 * kThreads * kUnits : 1];
+  if (a.flat != 0) return flat<T, kBackward>(a, sums_of_vectors);
   if constexpr (T::kBytes == 2) {
     if (a.by_columns == 0) return planes<T, kBackward>(a);
   }

@@ -95,52 +95,75 @@ DEVICE void general(const UpfirdnArgs& a) {
 constexpr int kTaps = 4;
 
 // The pixels of a row of x that a thread reads: kPixels from `first` on, with zeros outside of the image. While the
-// loads are in flight, a register holds two 16-bit pixels if rows begin and end at multiples of four bytes (kPairs).
+// loads are in flight, a register holds two 16-bit pixels if they are read as words (kPairs). A row that begins or ends
+// within a word shares it with its neighbour; kMasked: such rows are possible, and what they share is masked.
 template <class T, int kPixels_, bool kPairs>
 struct Source {
   static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels;
+  static constexpr bool kMasked = kPairs && kPixels < 8;  // there are registers for it
   struct Held {
     u32 word[kHeld];
   };
 
+  const UpfirdnArgs& a;
   const char* column;
   i64 stride;       // in bytes
   int top, bottom;  // the rows that are needed and exist
-  u32 before;       // bits of the first word that come before the first pixel
-  bool inside[kHeld];
+  int first;
+  bool inside[kPairs ? 1 : kHeld];
+  u32 mask[kMasked ? (kPixels + 1) / 2 : 1];
 
-  DEVICE Source(const UpfirdnArgs& a, const char* plane, int first, int first_row, int rows)
-      : stride(a.x_strides[2] * T::kBytes),
+  DEVICE Source(const UpfirdnArgs& args, const char* plane, int first_column, int first_row, int rows)
+      : a(args),
+        column(plane + static_cast<i64>(first_column) * T::kBytes),
+        stride(a.x_strides[2] * T::kBytes),
         top(first_row > 0 ? first_row : 0),
         bottom(first_row + rows < a.vertical.in ? first_row + rows : a.vertical.in),
-        before(kPairs ? (static_cast<u32>(first) & 1u) * 16 : 0u) {
-    const int from = kPairs ? first & ~1 : first;
-    column = plane + static_cast<i64>(from) * T::kBytes;
+        first(first_column) {
+    const auto exists = [&](int i) { return static_cast<u32>(first + i) < static_cast<u32>(a.horizontal.in); };
+    if constexpr (kMasked) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      inside[i] = static_cast<u32>(from + (kPairs ? 2 * i : i)) < static_cast<u32>(a.horizontal.in);
+      for (int i = 0; i < (kPixels + 1) / 2; ++i) {
+        mask[i] = (exists(2 * i) ? 0xffffu : 0u) | (exists(2 * i + 1) ? 0xffff0000u : 0u);
+      }
+    } else if constexpr (!kPairs) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) inside[i] = exists(i);
     }
+  }
+
+  // Pixels in a row's first word before `first`.
+  DEVICE u32 before(int row) const { 
+    return (static_cast<u32>(reinterpret_cast<u64>(column)) / 2 + row * static_cast<u32>(a.x_strides[2])) & 1u;
   }
 
   DEVICE void load(int row, Held& held) const {
     const bool there = row >= top && row < bottom;
     const char* const p = column + row * stride;
+    if constexpr (kPairs) {
+      const u32 skip = before(row), after = static_cast<u32>(first) + 1 - skip;
+      const char* const words = p - skip * T::kBytes;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if constexpr (kPairs) {
-        held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
-      } else {
+      for (int i = 0; i < kHeld; ++i) {
+        const bool some = after + 2 * i <= static_cast<u32>(a.horizontal.in);  // one of its pixels is of this row
+        held.word[i] = there && some ? *reinterpret_cast<const u32*>(words + i * 4) : 0u;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
         held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
       }
     }
   }
 
-  DEVICE void unpack(const Held& held, float (&pixels)[kPixels]) const {
+  DEVICE void unpack(int row, const Held& held, float (&pixels)[kPixels]) const {
+    const u32 bits = before(row) * 16;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < (kPairs ? (kPixels + 1) / 2 : kHeld); ++i) {
       if constexpr (kPairs) {
         float pair[2];
-        T::unpack(__funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, before), pair);
+        const u32 word = __funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, bits);
+        T::unpack(kMasked ? word & mask[i] : word, pair);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if (2 * i + e < kPixels) pixels[2 * i + e] = pair[e];
@@ -152,9 +175,10 @@ struct Source {
   }
 };
 
-// Writes a thread's columns of y in rows that begin anywhere: eight bytes at a multiple of eight, of which the next lane
-// may have some, and one by one what no lane writes so. All threads of a warp call it for each row of their strips.
-template <class T>
+// Writes a thread's columns of y: all of them at once, or the first `count` one by one. kShared: if rows begin anywhere,
+// eight bytes at a multiple of eight, of which the next lane may have some, and one by one only what no lane writes so.
+// All threads of a warp then call it for each row of their strips.
+template <class T, bool kShared>
 struct Target {
   static constexpr int kColumns = kColumnBytes / T::kBytes;
   const UpfirdnArgs& a;
@@ -183,11 +207,18 @@ struct Target {
       word[i] = T::pack(part);
     }
     char* const to = at;
-    const bool exists = static_cast<u32>(row) < static_cast<u32>(a.vertical.out);
+    const bool exists = !kShared || static_cast<u32>(row) < static_cast<u32>(a.vertical.out);
     ++row;
     at += a.y_strides[2] * T::kBytes;
     if (a.step == kColumns) {
       if (exists) store_eight(to, word[0], word[1]);
+      return;
+    }
+    if constexpr (!kShared) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (i < count) T::store(to + i * T::kBytes, y[i]);
+      }
       return;
     }
     word[2] = __shfl_down_sync(0xffffffffu, word[0], 1);
@@ -266,7 +297,7 @@ DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, c
 #pragma unroll
       for (int n = 0; n < kNew; ++n) {
         float pixels[From::kPixels];
-        source.unpack(held[i * kNew + n], pixels);
+        source.unpack(row + i * kNew + n - kRows, held[i * kNew + n], pixels);
         reduce(pixels, window[kKept + n]);
         source.load(row + i * kNew + n, held[i * kNew + n]);
       }
@@ -287,9 +318,9 @@ constexpr int kPixelsAhead = kPairs && !(kDown == 2 && (PRECAST_ARCH >= 1100 || 
 
 // Without upsampling. The rows of y step through x by kDown.
 template <class T, int kDown, bool kPairs>
-DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, false> target,
                      const float (&tap)[kTaps][kTaps], bool is_product) {
-  constexpr int kColumns = Target<T>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
+  constexpr int kColumns = Target<T, false>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
   constexpr int kKept = kTaps - kDown, kSteps = kPixelsAhead<kPairs, kDown> / (kDown * kColumns);
   const int first = row * kDown - a.vertical.pad;
   const Source<T, kPixels, kPairs> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
@@ -308,7 +339,7 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
         for (int i = 1; i < kTaps; ++i) sums[c] = fmaf(across[i], pixels[c * kDown + i], sums[c]);
       }
     };
-    walk<kColumns, kDown, kKept, kSteps>(source, first, a.strip_rows, reduce, [&](const float (*window)[kColumns]) {
+    walk<kColumns, kDown, kKept, kSteps>(source, first, rows, reduce, [&](const float (*window)[kColumns]) {
       float y[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
@@ -322,14 +353,14 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
   }
   // A filter that is not separable reads each row once per row of taps, which takes few registers.
 #pragma unroll 1
-  for (int at = 0; at < a.strip_rows; ++at) {
+  for (int at = 0; at < rows; ++at) {
     float y[kColumns] = {};
 #pragma unroll 1
     for (int i = 0; i < kTaps; ++i) {
       typename Source<T, kPixels, kPairs>::Held held;
       float pixels[kPixels];
       source.load(first + at * kDown + i, held);
-      source.unpack(held, pixels);
+      source.unpack(first + at * kDown + i, held, pixels);
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
 #pragma unroll
@@ -343,9 +374,9 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
 // Upsampling by 2: a row of x yields two rows of y. On each axis, a result uses two taps: 0 and 2, or 1 and 3. Even
 // results start at the window's first pixel, odd ones there or at the next. Rows of a strip begin with an even one.
 template <class T, bool kPairs>
-DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, true> target,
                       const float (&tap)[kTaps][kTaps]) {
-  constexpr int kColumns = Target<T>::kColumns, kPixels = kColumns / 2 + 2, kSide = kColumns / 2 + 1;
+  constexpr int kColumns = Target<T, true>::kColumns, kPixels = kColumns / 2 + 2, kSide = kColumns / 2 + 1;
   const int sx = column - a.horizontal.pad, odd_x = sx & 1, first = (row - a.vertical.pad) >> 1;  // column is even
   const Source<T, kPixels, kPairs> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
   // of[p][q][i][j]: for the result in row p and column q of a two by two block, the tap of the pixel in row i and
@@ -385,7 +416,7 @@ DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int r
 }
 
 template <class T, int kUp, int kDown, bool kPairs>
-DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, kUp == 2> target,
                   const float (&tap)[kTaps][kTaps], bool is_product) {
   if constexpr (kUp == 2) {
     upsampled<T, kPairs>(a, plane, column, row, rows, target, tap);
@@ -396,7 +427,7 @@ DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, 
 
 template <class T, int kUp, int kDown>
 DEVICE void strips(const UpfirdnArgs& a) {
-  constexpr int kColumns = Target<T>::kColumns;
+  constexpr int kColumns = Target<T, kUp == 2>::kColumns;
   __shared__ float tap[kTaps][kTaps];
   const bool is_product = load_filter(a, tap);
   const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -408,7 +439,7 @@ DEVICE void strips(const UpfirdnArgs& a) {
   const int row = static_cast<int>(line - plane * a.strips) * a.strip_rows - odd;
   const int rest = a.vertical.out - row, rows = rest < a.strip_rows ? rest : a.strip_rows;
   const char* const from = a.x + static_cast<i64>(plane) * a.x_strides[1] * T::kBytes;
-  const Target<T> target(a, plane, row, column);
+  const Target<T, kUp == 2> target(a, plane, row, column);
   if constexpr (T::kBytes == 2) {
     if (a.pairs != 0) {
       return strip<T, kUp, kDown, true>(a, from, column, row, rows, target, tap, is_product);
@@ -417,9 +448,11 @@ DEVICE void strips(const UpfirdnArgs& a) {
   strip<T, kUp, kDown, false>(a, from, column, row, rows, target, tap, is_product);
 }
 
-// Compilers for 10.x need more registers for the loads in flight.
+// Compilers for 10.x and later need more registers for the loads in flight.
 #if PRECAST_ARCH / 100 == 10
 #define STRIPS_RESIDENT 512
+#elif PRECAST_ARCH >= 1100
+#define STRIPS_RESIDENT 640
 #else
 #define STRIPS_RESIDENT 768
 #endif

@@ -14,7 +14,7 @@ DEVICE void rotary_parts(const RotaryArgs& a) {
   constexpr int kPairs = kBytes / T::kBytes;
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.total) return;
-  const Place at = place_of(a, index);
+  const Place at = place_of<kHeads>(a, index);
   const i64 table = table_row(a.angles, at.token);
   const Parts parts = parts_of<T, kPairs>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
@@ -44,7 +44,7 @@ template <class T, int kHeads>
 DEVICE void rotary_any(const RotaryArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.total) return;
-  const Place at = place_of(a, index);
+  const Place at = place_of<kHeads>(a, index);
   const i64 table = table_row(a.angles, at.token);
   const Parts parts = parts_of<T, 1>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
@@ -74,7 +74,7 @@ DEVICE void norm_rotary_vectors(const NormRotaryArgs& a) {
   constexpr int kPairs = T::kPerVector;
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   const bool inside = index < a.heads.total;  // all lanes of a warp add up squares
-  const Place at = place_of(a.heads, inside ? index : 0);
+  const Place at = place_of<1>(a.heads, inside ? index : 0);
   const i64 table = table_row(a.heads.angles, at.token);
   const Parts parts = parts_of<T, kPairs>(a.heads.angles, at.unit);
   const bool here = inside && parts.first < a.heads.head_bytes, both = here && parts.second < a.heads.head_bytes;
@@ -92,7 +92,7 @@ template <class T>
 DEVICE void norm_rotary_any(const NormRotaryArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.heads.total) return;  // whole warps
-  const Place at = place_of(a.heads, index);
+  const Place at = place_of<1>(a.heads, index);
   const i64 table = table_row(a.heads.angles, at.token);
   const char* weight = at.is_query ? a.norm.query_weight : a.norm.key_weight;
   const float r = weight == nullptr ? 0.0f : inverse_rms_of<T>(at.from, a.heads.head_bytes, a.norm);

@@ -5,7 +5,7 @@
 
 #define ROTARY_OF(f, T, NARROW, KERNEL)                                               \
   KERNEL(rotary_##f, RotaryArgs, 128, 1024, 64, 0, rotary_parts<T, 16, 1>)            \
-  KERNEL(rotary_##f##_8, RotaryArgs, 128, 1024, 64, 0, rotary_parts<T, 8, 4>)         \
+  KERNEL(rotary_##f##_8, RotaryArgs, 128, 1536, 40, 0, rotary_parts<T, 8, 1>)         \
   NARROW(KERNEL(rotary_##f##_4, RotaryArgs, 128, 1024, 64, 0, rotary_parts<T, 4, 4>)) \
   KERNEL(rotary_##f##_any, RotaryArgs, 128, 1024, 64, 0, rotary_any<T, 4>)
 

@@ -15,7 +15,7 @@ namespace {
 //   heads and tables                                             kernel    a thread has
 //   half of the rotated part, the rest, strides and pointers     rotary    two parts of 16 bytes, and the cosines and
 //   at multiples of 16 bytes                                               sines of their pairs
-//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes of up to four heads
+//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 bytes, or of 4 of up to four heads
 //   anything else (odd widths, unaligned views)                  any       one pair of up to four heads
 //   heads that are normalised, or whose products are rounded:  norm_rotary
 //   16 bytes, up to 32 units of a head                                   two vectors; lanes of a warp share a head
@@ -134,7 +134,7 @@ void rotate_cuda(const Work& work, int32_t device) {
   if (units == 0) return;  // nothing is rotated, in place
   RotaryArgs args;
   void* arguments[] = {&args};
-  launch_heads(work, args, units, part == 16 ? 1 : 4, entry, device, arguments);
+  launch_heads(work, args, units, part >= 8 ? 1 : 4, entry, device, arguments);
 }
 
 void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }

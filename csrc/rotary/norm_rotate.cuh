@@ -29,21 +29,6 @@ DEVICE float normalised(float x, float r, float weight, const HeadNorm& norm) {
          (weight + rms_norm::weight_offset(norm.casting));
 }
 
-template <class T>
-DEVICE Vector normalised(const Vector& v, float r, const Columns<T, true>& weight, const HeadNorm& norm) {
-  Vector result;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float x[T::kPerWord], w[T::kPerWord];
-    T::unpack(v.word[k], x);
-    weight.unpack(k, w);
-#pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) x[e] = normalised<T>(x[e], r, w[e], norm);
-    result.word[k] = T::pack(x);
-  }
-  return result;
-}
-
 // The cosines and sines of the second elements of a unit's pairs, given those of the first elements. Exchanges the
 // sines if the tables are whole and the rotation goes back.
 template <class T, int kPairs>
@@ -63,9 +48,9 @@ DEVICE Turn<kPairs> turn_of_second(const Angles& a, i64 row, u32 unit, Turn<kPai
 
 // Rotates one pair by the angles of its elements, in float32 or as torch's operators round in T.
 template <class T>
-DEVICE void rotate_pair(const Angles& a, float& x, float& y, float cos_x, float sin_x, float cos_y, float sin_y) {
+DEVICE void rotate_pair(bool each_product, float& x, float& y, float cos_x, float sin_x, float cos_y, float sin_y) {
   float turned;
-  if ((a.flags & kEachProduct) != 0) {
+  if (each_product) {
     turned = __fsub_rn(T::round(__fmul_rn(x, cos_x)), T::round(__fmul_rn(y, sin_x)));
     y = __fadd_rn(T::round(__fmul_rn(y, cos_y)), T::round(__fmul_rn(x, sin_y)));
   } else {
@@ -75,7 +60,7 @@ DEVICE void rotate_pair(const Angles& a, float& x, float& y, float cos_x, float 
   x = turned;
 }
 
-// ---- two elements of 16 bits at a time, for tables and weights of the same dtype, whose products are rounded ----
+// ---- two elements of 16 bits at a time, for weights, and tables whose products are rounded, of the same dtype ----
 
 // Sums and products of two words, each rounded once: the bits of torch, which computes them in float32 first.
 template <class T>
@@ -108,18 +93,52 @@ DEVICE u32 product(u32 a, u32 b) {
 template <class T>
 DEVICE Vector normalised_words(const Vector& v, float r, const Vector& weight, const HeadNorm& norm) {
   Vector result;
+  const auto scale = [&](bool rounds, float offset) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float x[2], w[2];
-    T::unpack(v.word[k], x);
-    T::unpack(weight.word[k], w);
-    const bool rounds = norm.casting == rms_norm::kLlama;
+    for (int k = 0; k < 4; ++k) {
+      float x[2], w[2];
+      T::unpack(v.word[k], x);
+      T::unpack(weight.word[k], w);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) x[e] = x[e] * r * (rounds ? 1.0f : w[e] + rms_norm::weight_offset(norm.casting));
-    result.word[k] = rounds ? product<T>(T::pack(x), weight.word[k]) : T::pack(x);
+      for (int e = 0; e < 2; ++e) x[e] = rounds ? x[e] * r : x[e] * r * (w[e] + offset);
+      result.word[k] = rounds ? product<T>(T::pack(x), weight.word[k]) : T::pack(x);
+    }
+  };
+  if (norm.casting == rms_norm::kLlama) {
+    scale(true, 0.0f);
+  } else {
+    scale(false, rms_norm::weight_offset(norm.casting));
   }
   return result;
 }
+
+// The weights of a vector, as they are in memory. kMayBeWide: they may be float32 where T is narrower.
+template <class T, bool kMayBeWide>
+struct Weights {
+  static constexpr bool kTwo = kMayBeWide && T::kBytes == 2;
+  Vector v[kTwo ? 2 : 1];
+
+  DEVICE void load(const char* from, u32 i, const HeadNorm& norm) {
+    const bool wide = kTwo && norm.wide != 0;
+    v[0] = load_constant(from + i * (wide ? 32 : 16));
+    if constexpr (kTwo) {
+      if (wide) v[1] = load_constant(from + i * 32 + 16);
+    }
+  }
+
+  DEVICE Vector normalise(const Vector& x, float r, const HeadNorm& norm) const {
+    if constexpr (T::kBytes == 2 && !kTwo) {
+      return normalised_words<T>(x, r, v[0], norm);
+    } else {
+      if constexpr (kTwo) {
+        if (norm.wide == 0) return normalised_words<T>(x, r, v[0], norm);
+      }
+      return combine<T>(x, x, [&](int i, float e, float) {
+        return normalised<T>(e, r, __uint_as_float(v[i / 4].word[i & 3]), norm);
+      });
+    }
+  }
+};
 
 // The numbers of a table for a unit; NaN for a position outside of the table.
 template <class T>
@@ -169,9 +188,9 @@ DEVICE void norm_and_rotate(const Angles& angles, const HeadNorm& norm, const ch
   const bool turns = here && parts.rotated, scales = weight != nullptr;
   Turn<kPairs> turn, other;
   WordTurn words;
-  Columns<T, !kWords> columns[2];
-  if (scales && here) columns[0].load(weight, parts.first / 16, norm.wide != 0);
-  if (scales && both) columns[1].load(weight, parts.second / 16, norm.wide != 0);
+  Weights<T, !kWords> weights[2];
+  if (scales && here) weights[0].load(weight, parts.first / 16, norm);
+  if (scales && both) weights[1].load(weight, parts.second / 16, norm);
   if (turns) {
     if constexpr (kWords) {
       words = load_word_turn<T>(angles, row, unit);
@@ -184,21 +203,23 @@ DEVICE void norm_and_rotate(const Angles& angles, const HeadNorm& norm, const ch
     float squares = here ? rms_norm::sum_of_squares<T>(first, 0.0f) : 0.0f;
     if (both) squares = rms_norm::sum_of_squares<T>(second, squares);
     const float r = inverse_rms(head_sum(squares, lanes), norm);
-    if constexpr (kWords) {
-      if (scales && here) first = normalised_words<T>(first, r, columns[0].v, norm);
-      if (scales && both) second = normalised_words<T>(second, r, columns[1].v, norm);
-    } else {
-      if (scales && here) first = normalised<T>(first, r, columns[0], norm);
-      if (scales && both) second = normalised<T>(second, r, columns[1], norm);
-    }
+    if (scales && here) first = weights[0].normalise(first, r, norm);
+    if (scales && both) second = weights[1].normalise(second, r, norm);
   }
   if (!turns) return;
   if constexpr (kWords) {
     rotate_words<T>(words, (angles.flags & kInverse) != 0 ? -1.0f : 1.0f, first, second);
   } else {
-    for_pairs<T>(first, second, (angles.flags & kInterleaved) != 0, [&](int i, float& x, float& y) {
-      rotate_pair<T>(angles, x, y, turn.cos[i], turn.sin[i], other.cos[i], other.sin[i]);
-    });
+    const auto rotate_all = [&](bool each_product) {
+      for_pairs<T>(first, second, (angles.flags & kInterleaved) != 0, [&](int i, float& x, float& y) {
+        rotate_pair<T>(each_product, x, y, turn.cos[i], turn.sin[i], other.cos[i], other.sin[i]);
+      });
+    };
+    if ((angles.flags & kEachProduct) != 0) {
+      rotate_all(true);
+    } else {
+      rotate_all(false);
+    }
   }
 }
 
@@ -230,7 +251,7 @@ DEVICE void norm_and_rotate_pair(const Angles& angles, const HeadNorm& norm, con
   if (!parts.rotated) return;
   Turn<1> first = load_turn_of_row<T, 1>(angles, row, unit);
   const Turn<1> second = turn_of_second<T, 1>(angles, row, unit, first);
-  rotate_pair<T>(angles, x, y, first.cos[0], first.sin[0], second.cos[0], second.sin[0]);
+  rotate_pair<T>((angles.flags & kEachProduct) != 0, x, y, first.cos[0], first.sin[0], second.cos[0], second.sin[0]);
 }
 
 }  // namespace rotary
