@@ -87,23 +87,47 @@ DEVICE void norm_rotary_vectors(const NormRotaryArgs& a) {
   if (both) store(at.to + parts.second, second);
 }
 
-// Any head, by a warp.
-template <class T>
+// Up to kHeads heads of any width, by a warp.
+template <class T, int kHeads>
 DEVICE void norm_rotary_any(const NormRotaryArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.heads.total) return;  // whole warps
-  const Place at = place_of<1>(a.heads, index);
+  const Place at = place_of<kHeads>(a.heads, index);
   const i64 table = table_row(a.heads.angles, at.token);
-  const char* weight = at.is_query ? a.norm.query_weight : a.norm.key_weight;
-  const float r = weight == nullptr ? 0.0f : inverse_rms_of<T>(at.from, a.heads.head_bytes, a.norm);
+  const char* const weight = at.is_query ? a.norm.query_weight : a.norm.key_weight;
+  float r[kHeads] = {};
+  if (weight != nullptr) {
+#pragma unroll 1
+    for (u32 byte = at.unit * T::kBytes; byte < a.heads.head_bytes; byte += 32 * T::kBytes) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float x = T::load(at.from + (h < at.count ? h * at.from_step : 0) + byte);
+        r[h] = fmaf(x, x, r[h]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) r[h] = inverse_rms(head_sum(r[h], 32), a.norm);
+  }
+#pragma unroll 1
   for (u32 unit = at.unit;; unit += 32) {
     const Parts parts = parts_of<T, 1>(a.heads.angles, unit);
     if (parts.first >= a.heads.head_bytes) return;
     const bool both = parts.second < a.heads.head_bytes;
-    float x = T::load(at.from + parts.first), y = both ? T::load(at.from + parts.second) : 0.0f;
-    norm_and_rotate_pair<T>(a.heads.angles, a.norm, weight, r, parts, both, table, unit, x, y);
-    T::store(at.to + parts.first, x);
-    if (both) T::store(at.to + parts.second, y);
+    const PairTurn<T> turn(a.heads.angles, a.norm, weight, parts, both, table, unit);
+    float x[kHeads], y[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const char* const head = at.from + (h < at.count ? h * at.from_step : 0);
+      x[h] = T::load(head + parts.first);
+      y[h] = both ? T::load(head + parts.second) : 0.0f;
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= at.count) break;
+      turn.apply(r[h], x[h], y[h]);
+      T::store(at.to + h * at.to_step + parts.first, x[h]);
+      if (both) T::store(at.to + h * at.to_step + parts.second, y[h]);
+    }
   }
 }
 

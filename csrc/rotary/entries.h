@@ -11,7 +11,7 @@
 
 #define NORM_ROTARY_OF(f, T, NARROW, KERNEL)                                       \
   KERNEL(norm_rotary_##f, NormRotaryArgs, 128, 768, 80, 0, norm_rotary_vectors<T>) \
-  KERNEL(norm_rotary_##f##_any, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_any<T>)
+  KERNEL(norm_rotary_##f##_any, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_any<T, 4>)
 
 #define NORM_ROTARY_EACH_OF(f, T, NARROW, KERNEL) \
   KERNEL(norm_rotary_##f##_each, NormRotaryArgs, 128, 1024, 64, 0, norm_rotary_vectors<T, true>)

@@ -20,7 +20,7 @@ namespace {
 //   heads that are normalised, or whose products are rounded:  norm_rotary
 //   16 bytes, up to 32 units of a head                                   two vectors; lanes of a warp share a head
 //   the same, with rounded products and one 16-bit dtype         each    the same, two elements at a time
-//   anything else                                                any     pairs of a head, which has a warp
+//   anything else                                                any     pairs of up to four heads, which have a warp
 //
 // Blocks always have 128 threads, numbered through the heads of all tokens: a head need not fill a block, and query and
 // key share a launch. H200, bf16, 32 + 8 heads of 128, share of the copy rate at 16384 tokens: forward 0.92 (a copy_ of
@@ -109,7 +109,7 @@ void norm_rotate_cuda(const Work& work, int32_t device) {
                          : units.vectors ? PRECAST_BY_DTYPE(norm_rotary, )
                                          : PRECAST_BY_DTYPE(norm_rotary, _any);
   void* arguments[] = {&args};
-  launch_heads(work, args.heads, units.lanes, 1, kernel[static_cast<DType>(work.dtype)], device, arguments);
+  launch_heads(work, args.heads, units.lanes, units.vectors ? 1 : 4, kernel[static_cast<DType>(work.dtype)], device, arguments);
 }
 
 void rotate_cuda(const Work& work, int32_t device) {

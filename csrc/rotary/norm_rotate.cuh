@@ -234,25 +234,35 @@ DEVICE float inverse_rms_of(const char* head, u32 bytes, const HeadNorm& norm) {
   return inverse_rms(head_sum(squares, 32), norm);
 }
 
-// Normalises one element of a head and rounds it.
+// The weights, cosines and sines of one pair, which the heads of a token share.
 template <class T>
-DEVICE float normalised_element(float x, u32 byte, float r, const char* weight, const HeadNorm& norm) {
-  return T::round(normalised<T>(x, r, column<T>(weight, byte / T::kBytes, norm.wide != 0), norm));
-}
+struct PairTurn {
+  const Angles& angles;
+  const HeadNorm& norm;
+  bool scales, both, rotated;
+  float weight_x = 0.0f, weight_y = 0.0f;
+  Turn<1> first, second;
 
-// Normalises, if there is a weight, and rotates one pair.
-template <class T>
-DEVICE void norm_and_rotate_pair(const Angles& angles, const HeadNorm& norm, const char* weight, float r,
-                                 const Parts& parts, bool both, i64 row, u32 unit, float& x, float& y) {
-  if (weight != nullptr) {
-    x = normalised_element<T>(x, parts.first, r, weight, norm);
-    if (both) y = normalised_element<T>(y, parts.second, r, weight, norm);
+  DEVICE PairTurn(const Angles& of, const HeadNorm& by, const char* weight, const Parts& parts, bool two, i64 row,
+                  u32 unit)
+      : angles(of), norm(by), scales(weight != nullptr), both(two), rotated(parts.rotated) {
+    if (scales) weight_x = column<T>(weight, parts.first / T::kBytes, norm.wide != 0);
+    if (scales && both) weight_y = column<T>(weight, parts.second / T::kBytes, norm.wide != 0);
+    if (!rotated) return;
+    first = load_turn_of_row<T, 1>(angles, row, unit);
+    second = turn_of_second<T, 1>(angles, row, unit, first);
   }
-  if (!parts.rotated) return;
-  Turn<1> first = load_turn_of_row<T, 1>(angles, row, unit);
-  const Turn<1> second = turn_of_second<T, 1>(angles, row, unit, first);
-  rotate_pair<T>((angles.flags & kEachProduct) != 0, x, y, first.cos[0], first.sin[0], second.cos[0], second.sin[0]);
-}
+
+  // Normalises, if there is a weight, and rotates.
+  DEVICE void apply(float r, float& x, float& y) const {
+    if (scales) {
+      x = T::round(normalised<T>(x, r, weight_x, norm));
+      if (both) y = T::round(normalised<T>(y, r, weight_y, norm));
+    }
+    if (!rotated) return;
+    rotate_pair<T>((angles.flags & kEachProduct) != 0, x, y, first.cos[0], first.sin[0], second.cos[0], second.sin[0]);
+  }
+};
 
 }  // namespace rotary
 }  // namespace precast
