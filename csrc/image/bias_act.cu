@@ -280,9 +280,8 @@ struct FlatPart {
 
   DEVICE Vector load_from(const char* tensor, u32 vector) const {
     const char* const block = tensor + begin * T::kBytes;
-    return (vector + 1) * kElements <= held
-               ? load(block + vector * 16)
-               : load_within<T>(block + vector * 16, block, block + held * T::kBytes);
+    return (vector + 1) * kElements <= held ? load(block + vector * 16)
+                                            : load_within<T>(block + vector * 16, block, block + held * T::kBytes);
   }
 
   DEVICE void store_to(u32 vector, const Vector& v) const {
@@ -356,7 +355,8 @@ DEVICE void flat(const BiasActArgs& a, float* sums) {
       sums[vector] = sum[0];
       second[vector] = sum[1];
     } else {
-      const u32 channel = part.channel_of(part.plane + ahead), next = channel + 1 < a.of_channels.divisor ? channel + 1 : 0;
+      const u32 channel = part.channel_of(part.plane + ahead),
+                next = channel + 1 < a.of_channels.divisor ? channel + 1 : 0;
       const float before = leaky.bias(a, channel), after = left < kElements ? leaky.bias(a, next) : before;
       float bias[kElements];
 #pragma unroll

@@ -19,7 +19,7 @@
   KERNEL(bias_act_sums_f64, SumArgs, 1024, 1024, 64, 0, sum_lines<double>)
 
 #define UPFIRDN2D_OF(f, T, NARROW, KERNEL)                                                                 \
-  KERNEL(upfirdn2d_##f, UpfirdnArgs, 128, 896, BY_MAJOR(80, 10, 128), 0, strips<T, 1, 1>)      \
+  KERNEL(upfirdn2d_##f, UpfirdnArgs, 128, 896, BY_MAJOR(80, 10, 128), 0, strips<T, 1, 1>)                  \
   KERNEL(upfirdn2d_up_##f, UpfirdnArgs, 128, STRIPS_RESIDENT, BY_MAJOR(80, 10, 128), 0, strips<T, 2, 1>)   \
   KERNEL(upfirdn2d_down_##f, UpfirdnArgs, 128, STRIPS_RESIDENT, BY_MAJOR(80, 10, 128), 0, strips<T, 1, 2>) \
   KERNEL(upfirdn2d_general_##f, UpfirdnArgs, 256, 1024, 64, 0, general<T>)

@@ -133,7 +133,7 @@ struct Source {
   }
 
   // Pixels in a row's first word before `first`.
-  DEVICE u32 before(int row) const { 
+  DEVICE u32 before(int row) const {
     return (static_cast<u32>(reinterpret_cast<u64>(column)) / 2 + row * static_cast<u32>(a.x_strides[2])) & 1u;
   }
 
@@ -175,9 +175,9 @@ struct Source {
   }
 };
 
-// Writes a thread's columns of y: all of them at once, or the first `count` one by one. kShared: if rows begin anywhere,
-// eight bytes at a multiple of eight, of which the next lane may have some, and one by one only what no lane writes so.
-// All threads of a warp then call it for each row of their strips.
+// Writes a thread's columns of y: all of them at once, or the first `count` one by one. kShared: if rows begin
+// anywhere, eight bytes at a multiple of eight, of which the next lane may have some, and one by one only what no lane
+// writes so. All threads of a warp then call it for each row of their strips.
 template <class T, bool kShared>
 struct Target {
   static constexpr int kColumns = kColumnBytes / T::kBytes;
@@ -226,7 +226,8 @@ struct Target {
     if (!exists) return;
     const u32 own[2] = {word[0], word[1]};
     // The columns before the next multiple of eight bytes belong to the lane before, if it has the row.
-    const int before = static_cast<int>((0u - static_cast<u32>(reinterpret_cast<u64>(to)) / T::kBytes) & (kColumns - 1));
+    const int before =
+        static_cast<int>((0u - static_cast<u32>(reinterpret_cast<u64>(to)) / T::kBytes) & (kColumns - 1));
     const bool full = count >= kColumns + before && (before == 0 || !last);
     if (full) {
       const int skip = before / T::kPerWord;

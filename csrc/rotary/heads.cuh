@@ -19,7 +19,8 @@ struct Place {
   bool is_query;
 };
 
-// kHeads: the most heads of a thread. Reads the fields of both tensors and keeps one of them: selecting an address would copy the arguments.
+// kHeads: the most heads of a thread. Reads the fields of both tensors and keeps one of them: selecting an address
+// would copy the arguments.
 template <int kHeads>
 DEVICE Place place_of(const RotaryArgs& a, u32 index) {
   const u32 row = quotient(index, a.units), local = quotient(row, a.groups), number = row - local * a.groups.divisor;
@@ -34,7 +35,7 @@ DEVICE Place place_of(const RotaryArgs& a, u32 index) {
           head * from_step;
   char* to = is_query ? q.to : k.to;
   to += outer * (is_query ? q.to_outer : k.to_outer) + token * (is_query ? q.to_token : k.to_token) + head * to_step;
-  return {from,  to, from_step, to_step, left < each ? left : each, token, index - row * a.units.divisor, is_query};
+  return {from, to, from_step, to_step, left < each ? left : each, token, index - row * a.units.divisor, is_query};
 }
 
 }  // namespace rotary
