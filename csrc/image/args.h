@@ -29,6 +29,7 @@ constexpr int kUnits = 2;
 
 // Threads per block of the bias_act kernels, and lines that a block of the sums reads at a time.
 constexpr int kThreads = 256;
+constexpr int kFlatThreads = 64;  // if planes are flat
 constexpr int kSumThreads = 1024;
 
 // The tensor as contiguous rows. In planes, all elements of a row belong to the channel row % channels; in columns, all
@@ -42,7 +43,7 @@ struct BiasActArgs {
   long long rows;
   long long columns;  // units in a row
   long long channels;
-  long long row_step;  // columns: rows that a block sums; planes: blocks for one row; flat: the most blocks for one row
+  long long row_step;  // columns: rows that a block sums; planes: blocks for one row
   double alpha, gain;
   double clamp;  // NaN: results are not clamped
   int activation;
@@ -50,8 +51,14 @@ struct BiasActArgs {
   int bias_dtype;
   int of_output;   // `saved` is y
   int by_columns;  // the layout is columns; read by `any`
-  int flat;        // rows as one row of vectors; not zero: how many threads sum a row's part of a block
-  Division of_columns, of_channels;  // flat
+};
+
+// Planes as one row of vectors. A structure of its own, because a larger one makes other kernels slower.
+struct FlatArgs {
+  BiasActArgs planes;  // columns are elements; row_step: the most blocks that have a part of one plane
+  Division columns, channels;
+  int sharing;  // threads that sum a plane's part of a block
+  int unused;
 };
 
 // result[c] = round(sum of parts[i][c] over i).
@@ -65,6 +72,10 @@ struct SumArgs {
 
 // The bytes of each row of y that a thread of a strip kernel computes.
 constexpr int kColumnBytes = 8;
+
+// How the strip kernels read pixels: one by one; as words of two, where rows begin and end at multiples of four bytes;
+// or as such words in rows that begin and end within one, which a row shares with its neighbour.
+enum Read : int { kSingles, kWords, kSharedWords };
 
 // One axis of upfirdn2d. Sizes are below 2^30 in all steps.
 struct Axis {
@@ -89,11 +100,12 @@ struct UpfirdnArgs {
   int strips;         // of rows in a plane; a thread computes a few columns of one strip
   int strip_rows;     // even
   int step;           // rows of y begin at multiples of so many columns: a thread's, or a power of two below
-  int pairs;          // x is read by words of four bytes, which hold two pixels
+  int read;           // how pixels of x are read, a Read
   int unused;
 };
 
-static_assert(sizeof(BiasActArgs) == 144 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 192,
+static_assert(sizeof(BiasActArgs) == 120 && sizeof(FlatArgs) == 152 && sizeof(SumArgs) == 40 &&
+                  sizeof(UpfirdnArgs) == 192,
               "host and device must agree");
 
 }  // namespace image

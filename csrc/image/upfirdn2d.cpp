@@ -111,8 +111,11 @@ void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Ten
   const int64_t columns = kColumnBytes / bytes;
   args.step = static_cast<int>(columns);
   while (width % args.step != 0) args.step /= 2;
-  const bool words = h.in % 2 == 0 || (v.down == 1 && x.numel() % 2 == 0);  // none of two pixels ends beyond x
-  args.pairs = bytes == 2 && words && reinterpret_cast<uintptr_t>(pixels) % 4 == 0 ? 1 : 0;
+  const bool halves = bytes == 2 && reinterpret_cast<uintptr_t>(pixels) % 4 == 0;
+  args.read = !halves                              ? kSingles
+              : h.in % 2 == 0                      ? kWords
+              : v.up == 2 && from.numel() % 2 == 0 ? kSharedWords  // no word ends beyond x
+                                                   : kSingles;
   const bool alike = v.up == h.up && v.down == h.down && v.up * v.down <= 2;
   const bool strips = !call.last && call.number != kFloat64 && alike && v.taps <= kMostTaps && h.taps <= kMostTaps;
   const int64_t groups = (width + columns - 1) / columns,

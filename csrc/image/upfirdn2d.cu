@@ -95,12 +95,11 @@ DEVICE void general(const UpfirdnArgs& a) {
 constexpr int kTaps = 4;
 
 // The pixels of a row of x that a thread reads: kPixels from `first` on, with zeros outside of the image. While the
-// loads are in flight, a register holds two 16-bit pixels if they are read as words (kPairs). A row that begins or ends
-// within a word shares it with its neighbour; kMasked: such rows are possible, and what they share is masked.
-template <class T, int kPixels_, bool kPairs>
+// loads are in flight, a register holds a pixel or a word.
+template <class T, int kPixels_, Read kRead>
 struct Source {
-  static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels;
-  static constexpr bool kMasked = kPairs && kPixels < 8;  // there are registers for it
+  static constexpr bool kPairs = kRead != kSingles, kShared = kRead == kSharedWords;
+  static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels, kMasks = (kPixels + 1) / 2;
   struct Held {
     u32 word[kHeld];
   };
@@ -109,61 +108,70 @@ struct Source {
   const char* column;
   i64 stride;       // in bytes
   int top, bottom;  // the rows that are needed and exist
-  int first;
-  bool inside[kPairs ? 1 : kHeld];
-  u32 mask[kMasked ? (kPixels + 1) / 2 : 1];
+  int first;        // kShared: the first pixel
+  u32 ahead;        // bits of the first word that come before the first pixel
+  bool inside[kShared ? 1 : kHeld];
+  u32 mask[kShared ? kMasks : 1];  // the bits of pixels in the image
 
   DEVICE Source(const UpfirdnArgs& args, const char* plane, int first_column, int first_row, int rows)
       : a(args),
-        column(plane + static_cast<i64>(first_column) * T::kBytes),
         stride(a.x_strides[2] * T::kBytes),
         top(first_row > 0 ? first_row : 0),
         bottom(first_row + rows < a.vertical.in ? first_row + rows : a.vertical.in),
-        first(first_column) {
-    const auto exists = [&](int i) { return static_cast<u32>(first + i) < static_cast<u32>(a.horizontal.in); };
-    if constexpr (kMasked) {
+        first(first_column),
+        ahead(kRead == kWords ? (static_cast<u32>(first_column) & 1u) * 16 : 0u) {
+    const int from = kRead == kWords ? first & ~1 : first;
+    column = plane + static_cast<i64>(from) * T::kBytes;
+    const auto exists = [&](int pixel) { return static_cast<u32>(pixel) < static_cast<u32>(a.horizontal.in); };
+    if constexpr (kShared) {
 #pragma unroll
-      for (int i = 0; i < (kPixels + 1) / 2; ++i) {
-        mask[i] = (exists(2 * i) ? 0xffffu : 0u) | (exists(2 * i + 1) ? 0xffff0000u : 0u);
+      for (int i = 0; i < kMasks; ++i) {
+        mask[i] = (exists(first + 2 * i) ? 0xffffu : 0u) | (exists(first + 2 * i + 1) ? 0xffff0000u : 0u);
       }
-    } else if constexpr (!kPairs) {
+    } else {
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) inside[i] = exists(i);
+      for (int i = 0; i < kHeld; ++i) inside[i] = exists(from + (kPairs ? 2 * i : i));
     }
   }
 
-  // Pixels in a row's first word before `first`.
+  // Bits in the first word of a row before `first`.
   DEVICE u32 before(int row) const {
-    return (static_cast<u32>(reinterpret_cast<u64>(column)) / 2 + row * static_cast<u32>(a.x_strides[2])) & 1u;
+    if constexpr (!kShared) return ahead;
+    return ((static_cast<u32>(reinterpret_cast<u64>(column)) >> 1) + row * static_cast<u32>(a.x_strides[2]) & 1u) * 16;
   }
 
   DEVICE void load(int row, Held& held) const {
     const bool there = row >= top && row < bottom;
-    const char* const p = column + row * stride;
-    if constexpr (kPairs) {
-      const u32 skip = before(row), after = static_cast<u32>(first) + 1 - skip;
-      const char* const words = p - skip * T::kBytes;
+    const char* p = column + row * stride;
+    if constexpr (kShared) {
+      const u32 skip = before(row) / 16, after = static_cast<u32>(first) + 1 - skip;
+      p -= skip * T::kBytes;
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         const bool some = after + 2 * i <= static_cast<u32>(a.horizontal.in);  // one of its pixels is of this row
-        held.word[i] = there && some ? *reinterpret_cast<const u32*>(words + i * 4) : 0u;
+        held.word[i] = there && some ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
       }
-    } else {
+      return;
+    }
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
+      if constexpr (kPairs) {
+        held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
+      } else {
         held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
       }
     }
   }
 
   DEVICE void unpack(int row, const Held& held, float (&pixels)[kPixels]) const {
-    const u32 bits = before(row) * 16;
+    const u32 bits = before(row);
 #pragma unroll
-    for (int i = 0; i < (kPairs ? (kPixels + 1) / 2 : kHeld); ++i) {
+    for (int i = 0; i < kHeld; ++i) {
       if constexpr (kPairs) {
         float pair[2];
-        const u32 word = __funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, bits);
-        T::unpack(kMasked ? word & mask[i] : word, pair);
+        u32 word = __funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, bits);
+        if constexpr (kShared) word &= i < kMasks ? mask[i] : 0u;
+        T::unpack(word, pair);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if (2 * i + e < kPixels) pixels[2 * i + e] = pair[e];
@@ -183,6 +191,8 @@ struct Target {
   static constexpr int kColumns = kColumnBytes / T::kBytes;
   const UpfirdnArgs& a;
   char* at;
+  i64 stride;
+  bool whole;  // rows begin at multiples of eight bytes
   int row;
   int count;   // columns from the thread's first on
   bool first;  // no lane before this one has columns of the row
@@ -190,6 +200,8 @@ struct Target {
 
   DEVICE Target(const UpfirdnArgs& args, u32 plane, int first_row, int column)
       : a(args),
+        stride(a.y_strides[2] * T::kBytes),
+        whole(a.step == kColumns),
         row(first_row),
         count(a.horizontal.out - column),
         first(column == 0 || (threadIdx.x & 31) == 0),
@@ -209,8 +221,8 @@ struct Target {
     char* const to = at;
     const bool exists = !kShared || static_cast<u32>(row) < static_cast<u32>(a.vertical.out);
     ++row;
-    at += a.y_strides[2] * T::kBytes;
-    if (a.step == kColumns) {
+    at += stride;
+    if (whole) {
       if (exists) store_eight(to, word[0], word[1]);
       return;
     }
@@ -222,32 +234,33 @@ struct Target {
       return;
     }
     word[2] = __shfl_down_sync(0xffffffffu, word[0], 1);
-    if constexpr (T::kBytes == 2) word[3] = __shfl_down_sync(0xffffffffu, word[1], 1);
-    if (!exists) return;
-    const u32 own[2] = {word[0], word[1]};
     // The columns before the next multiple of eight bytes belong to the lane before, if it has the row.
-    const int before =
-        static_cast<int>((0u - static_cast<u32>(reinterpret_cast<u64>(to)) / T::kBytes) & (kColumns - 1));
+    const u32 address = static_cast<u32>(reinterpret_cast<u64>(to));
+    if (T::kBytes == 4 || a.step == 2) {  // by words
+      if (!exists) return;
+      constexpr int kOfWord = T::kPerWord;
+      const bool odd = (address & 4) != 0, full = count >= (odd ? kColumns + kOfWord : kColumns) && !(odd && last);
+      if (full) store_eight(to + (odd ? 4 : 0), odd ? word[1] : word[0], odd ? word[2] : word[1]);
+      if (odd ? first : !full) *reinterpret_cast<u32*>(to) = word[0];
+      if (!full && count > kOfWord) *reinterpret_cast<u32*>(to + 4) = word[1];
+      return;
+    }
+    word[3] = __shfl_down_sync(0xffffffffu, word[1], 1);
+    if (!exists) return;
+    const int before = static_cast<int>((0u - address / T::kBytes) & (kColumns - 1));
     const bool full = count >= kColumns + before && (before == 0 || !last);
     if (full) {
-      const int skip = before / T::kPerWord;
-      if (skip != 0) {
+      const u32 bits = (before & 1) * 16;
+      if (before >= 2) {
 #pragma unroll
         for (int i = 0; i < 3; ++i) word[i] = word[i + 1];
       }
-      const u32 bits = T::kBytes == 2 ? (before & 1) * 16 : 0;
       store_eight(to + before * T::kBytes, __funnelshift_r(word[0], word[1], bits),
                   __funnelshift_r(word[1], word[2], bits));
     }
-    const auto left = [&](int i) { return i < count && (i < before ? first || count < before : !full); };
-    if (T::kBytes == 2 && a.step == 2) {
-      if (left(0)) *reinterpret_cast<u32*>(to) = own[0];
-      if (left(2)) *reinterpret_cast<u32*>(to + 4) = own[1];
-    } else {
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        if (left(i)) T::store(to + i * T::kBytes, y[i]);
-      }
+    for (int i = 0; i < kColumns; ++i) {
+      if (i < count && (i < before ? first || count < before : !full)) T::store(to + i * T::kBytes, y[i]);
     }
   }
 
@@ -314,17 +327,18 @@ DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, c
 
 // The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 7.x, 11.x and 12.x have too
 // few registers for two steps of wide rows.
-template <bool kPairs, int kDown>
-constexpr int kPixelsAhead = kPairs && !(kDown == 2 && (PRECAST_ARCH >= 1100 || PRECAST_ARCH < 800)) ? 16 : 8;
+template <Read kRead, int kDown>
+constexpr int kPixelsAhead =
+    kRead != kSingles && !(kDown == 2 && (PRECAST_ARCH >= 1100 || PRECAST_ARCH < 800)) ? 16 : 8;
 
 // Without upsampling. The rows of y step through x by kDown.
-template <class T, int kDown, bool kPairs>
+template <class T, int kDown, Read kRead>
 DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, false> target,
                      const float (&tap)[kTaps][kTaps], bool is_product) {
   constexpr int kColumns = Target<T, false>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
-  constexpr int kKept = kTaps - kDown, kSteps = kPixelsAhead<kPairs, kDown> / (kDown * kColumns);
+  constexpr int kKept = kTaps - kDown, kSteps = kPixelsAhead<kRead, kDown> / (kDown * kColumns);
   const int first = row * kDown - a.vertical.pad;
-  const Source<T, kPixels, kPairs> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
+  const Source<T, kPixels, kRead> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
   if (is_product) {
     float across[kTaps], along[kTaps];
 #pragma unroll
@@ -358,7 +372,7 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
     float y[kColumns] = {};
 #pragma unroll 1
     for (int i = 0; i < kTaps; ++i) {
-      typename Source<T, kPixels, kPairs>::Held held;
+      typename Source<T, kPixels, kRead>::Held held;
       float pixels[kPixels];
       source.load(first + at * kDown + i, held);
       source.unpack(first + at * kDown + i, held, pixels);
@@ -374,12 +388,12 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
 
 // Upsampling by 2: a row of x yields two rows of y. On each axis, a result uses two taps: 0 and 2, or 1 and 3. Even
 // results start at the window's first pixel, odd ones there or at the next. Rows of a strip begin with an even one.
-template <class T, bool kPairs>
+template <class T, Read kRead>
 DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, true> target,
                       const float (&tap)[kTaps][kTaps]) {
   constexpr int kColumns = Target<T, true>::kColumns, kPixels = kColumns / 2 + 2, kSide = kColumns / 2 + 1;
   const int sx = column - a.horizontal.pad, odd_x = sx & 1, first = (row - a.vertical.pad) >> 1;  // column is even
-  const Source<T, kPixels, kPairs> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
+  const Source<T, kPixels, kRead> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
   // of[p][q][i][j]: for the result in row p and column q of a two by two block, the tap of the pixel in row i and
   // column j of its two by two pixels
   float of[2][2][2][2];
@@ -413,16 +427,16 @@ DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int r
       target.store(y);
     }
   };
-  walk<2 * kSide, 1, 2, (kPairs ? 16 : 8) / kColumns>(source, first, a.strip_rows / 2, sides, step);
+  walk<2 * kSide, 1, 2, (kRead != kSingles ? 16 : 8) / kColumns>(source, first, a.strip_rows / 2, sides, step);
 }
 
-template <class T, int kUp, int kDown, bool kPairs>
+template <class T, int kUp, int kDown, Read kRead>
 DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, kUp == 2> target,
                   const float (&tap)[kTaps][kTaps], bool is_product) {
   if constexpr (kUp == 2) {
-    upsampled<T, kPairs>(a, plane, column, row, rows, target, tap);
+    upsampled<T, kRead>(a, plane, column, row, rows, target, tap);
   } else {
-    filtered<T, kDown, kPairs>(a, plane, column, row, rows, target, tap, is_product);
+    filtered<T, kDown, kRead>(a, plane, column, row, rows, target, tap, is_product);
   }
 }
 
@@ -442,11 +456,16 @@ DEVICE void strips(const UpfirdnArgs& a) {
   const char* const from = a.x + static_cast<i64>(plane) * a.x_strides[1] * T::kBytes;
   const Target<T, kUp == 2> target(a, plane, row, column);
   if constexpr (T::kBytes == 2) {
-    if (a.pairs != 0) {
-      return strip<T, kUp, kDown, true>(a, from, column, row, rows, target, tap, is_product);
+    if (a.read == kWords) {
+      return strip<T, kUp, kDown, kWords>(a, from, column, row, rows, target, tap, is_product);
+    }
+    if constexpr (kUp == 2) {
+      if (a.read == kSharedWords) {
+        return strip<T, kUp, kDown, kSharedWords>(a, from, column, row, rows, target, tap, is_product);
+      }
     }
   }
-  strip<T, kUp, kDown, false>(a, from, column, row, rows, target, tap, is_product);
+  strip<T, kUp, kDown, kSingles>(a, from, column, row, rows, target, tap, is_product);
 }
 
 // Compilers for 10.x and later need more registers for the loads in flight.
