@@ -136,8 +136,8 @@ struct Source {
 
   // Bits in the first word of a row before `first`.
   DEVICE u32 before(int row) const {
-    if constexpr (!kShared) return ahead;
-    return ((static_cast<u32>(reinterpret_cast<u64>(column)) >> 1) + row * static_cast<u32>(a.x_strides[2]) & 1u) * 16;
+    const u32 pixels = (static_cast<u32>(reinterpret_cast<u64>(column)) >> 1) + row * static_cast<u32>(a.x_strides[2]);
+    return kShared ? (pixels & 1u) * 16 : ahead;
   }
 
   DEVICE void load(int row, Held& held) const {
@@ -151,14 +151,14 @@ struct Source {
         const bool some = after + 2 * i <= static_cast<u32>(a.horizontal.in);  // one of its pixels is of this row
         held.word[i] = there && some ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
       }
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if constexpr (kPairs) {
-        held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
-      } else {
-        held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
+      for (int i = 0; i < kHeld; ++i) {
+        if constexpr (kPairs) {
+          held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
+        } else {
+          held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
+        }
       }
     }
   }
@@ -226,41 +226,43 @@ struct Target {
       if (exists) store_eight(to, word[0], word[1]);
       return;
     }
-    if constexpr (!kShared) {
+    if constexpr (kShared) {
+      store_shared(to, exists, word, y);
+    } else {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
         if (i < count) T::store(to + i * T::kBytes, y[i]);
       }
-      return;
     }
-    word[2] = __shfl_down_sync(0xffffffffu, word[0], 1);
-    // The columns before the next multiple of eight bytes belong to the lane before, if it has the row.
+  }
+
+  // The columns before the next multiple of eight bytes belong to the lane before, if it has the row.
+  DEVICE void store_shared(char* to, bool exists, u32 (&word)[4], const float (&y)[kColumns]) const {
     const u32 address = static_cast<u32>(reinterpret_cast<u64>(to));
-    if (T::kBytes == 4 || a.step == 2) {  // by words
+    word[2] = __shfl_down_sync(0xffffffffu, word[0], 1);
+    if (T::kBytes == 4 || a.step == 2) {
+      const bool odd = (address & 4) != 0, full = count >= kColumns + (odd ? T::kPerWord : 0) && !(odd && last);
+      if (exists && full) store_eight(to + (odd ? 4 : 0), odd ? word[1] : word[0], odd ? word[2] : word[1]);
+      if (exists && (odd ? first : !full)) *reinterpret_cast<u32*>(to) = word[0];
+      if (exists && !full && count > T::kPerWord) *reinterpret_cast<u32*>(to + 4) = word[1];
+    } else {
+      word[3] = __shfl_down_sync(0xffffffffu, word[1], 1);
       if (!exists) return;
-      constexpr int kOfWord = T::kPerWord;
-      const bool odd = (address & 4) != 0, full = count >= (odd ? kColumns + kOfWord : kColumns) && !(odd && last);
-      if (full) store_eight(to + (odd ? 4 : 0), odd ? word[1] : word[0], odd ? word[2] : word[1]);
-      if (odd ? first : !full) *reinterpret_cast<u32*>(to) = word[0];
-      if (!full && count > kOfWord) *reinterpret_cast<u32*>(to + 4) = word[1];
-      return;
-    }
-    word[3] = __shfl_down_sync(0xffffffffu, word[1], 1);
-    if (!exists) return;
-    const int before = static_cast<int>((0u - address / T::kBytes) & (kColumns - 1));
-    const bool full = count >= kColumns + before && (before == 0 || !last);
-    if (full) {
-      const u32 bits = (before & 1) * 16;
-      if (before >= 2) {
+      const int before = static_cast<int>((0u - address / T::kBytes) & (kColumns - 1));
+      const bool full = count >= kColumns + before && (before == 0 || !last);
+      if (full) {
+        const u32 bits = (before & 1) * 16;
+        if (before >= 2) {
 #pragma unroll
-        for (int i = 0; i < 3; ++i) word[i] = word[i + 1];
+          for (int i = 0; i < 3; ++i) word[i] = word[i + 1];
+        }
+        store_eight(to + before * T::kBytes, __funnelshift_r(word[0], word[1], bits),
+                    __funnelshift_r(word[1], word[2], bits));
       }
-      store_eight(to + before * T::kBytes, __funnelshift_r(word[0], word[1], bits),
-                  __funnelshift_r(word[1], word[2], bits));
-    }
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (i < count && (i < before ? first || count < before : !full)) T::store(to + i * T::kBytes, y[i]);
+      for (int i = 0; i < kColumns; ++i) {
+        if (i < count && (i < before ? first || count < before : !full)) T::store(to + i * T::kBytes, y[i]);
+      }
     }
   }
 

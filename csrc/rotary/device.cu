@@ -48,23 +48,25 @@ DEVICE void rotary_any(const RotaryArgs& a) {
   const i64 table = table_row(a.angles, at.token);
   const Parts parts = parts_of<T, 1>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
+  const i64 apart = both ? static_cast<i64>(parts.second) - parts.first : 0;
   float first[kHeads], second[kHeads];
+  const char* from = at.from + parts.first;
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    const char* const head = at.from + (h < at.count ? h * at.from_step : 0);
-    first[h] = T::load(head + parts.first);
-    second[h] = T::load(head + (both ? parts.second : parts.first));
+  for (int h = 0; h < kHeads; ++h, from += at.from_step) {
+    first[h] = h < at.count ? T::load(from) : 0.0f;
+    second[h] = h < at.count ? T::load(from + apart) : 0.0f;
   }
   if (parts.rotated) {
     const Turn<1> turn = load_turn_of_row<T, 1>(a.angles, table, at.unit);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) rotate(first[h], second[h], turn.cos[0], turn.sin[0]);
   }
+  char* to = at.to + parts.first;
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
+  for (int h = 0; h < kHeads; ++h, to += at.to_step) {
     if (h >= at.count) return;
-    T::store(at.to + h * at.to_step + parts.first, first[h]);
-    if (both) T::store(at.to + h * at.to_step + parts.second, second[h]);
+    T::store(to, first[h]);
+    if (both) T::store(to + apart, second[h]);
   }
 }
 
@@ -81,8 +83,8 @@ DEVICE void norm_rotary_vectors(const NormRotaryArgs& a) {
   Vector first, second;
   load_part(at.from + (here ? parts.first : 0), first);
   load_part(at.from + (both ? parts.second : 0), second);
-  norm_and_rotate<T, kWords>(a.heads.angles, a.norm, at.is_query ? a.norm.query_weight : a.norm.key_weight, parts, here,
-                             both, a.heads.units.divisor, table, at.unit, first, second);
+  norm_and_rotate<T, kWords, !kWords>(a.heads.angles, a.norm, at.is_query ? a.norm.query_weight : a.norm.key_weight,
+                                      parts, here, both, a.heads.units.divisor, table, at.unit, first, second);
   if (here) store(at.to + parts.first, first);
   if (both) store(at.to + parts.second, second);
 }

@@ -135,7 +135,7 @@ void rotate_cuda(const Work& work, int32_t device) {
   if (units == 0) return;  // nothing is rotated, in place
   RotaryArgs args;
   void* arguments[] = {&args};
-  launch_heads(work, args, units, part >= 8 ? 1 : 4, entry, device, arguments);
+  launch_heads(work, args, units, part >= 8 ? 1 : part == 4 && bytes == 2 ? 4 : 8, entry, device, arguments);
 }
 
 void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }

@@ -180,8 +180,9 @@ DEVICE void rotate_words(const WordTurn& turn, float sign, Vector& first, Vector
 
 // Normalises, if the head has a weight, and rotates the two vectors of a unit. `lanes` threads share a head; all
 // threads of the warp call it. `here`, `both`: there is a first vector, and a second. Everything is loaded before the
-// sum. kWords: the call is one that the functions above serve.
-template <class T, bool kWords>
+// sum; kLate: but the angles, which then need no registers meanwhile. kWords: the call is one that the functions above
+// serve.
+template <class T, bool kWords, bool kLate = false>
 DEVICE void norm_and_rotate(const Angles& angles, const HeadNorm& norm, const char* weight, const Parts& parts,
                             bool here, bool both, u32 lanes, i64 row, u32 unit, Vector& first, Vector& second) {
   constexpr int kPairs = T::kPerVector;
@@ -191,13 +192,19 @@ DEVICE void norm_and_rotate(const Angles& angles, const HeadNorm& norm, const ch
   Weights<T, !kWords> weights[2];
   if (scales && here) weights[0].load(weight, parts.first / 16, norm);
   if (scales && both) weights[1].load(weight, parts.second / 16, norm);
-  if (turns) {
+  const auto load_turns = [&] {
     if constexpr (kWords) {
       words = load_word_turn<T>(angles, row, unit);
     } else {
       turn = load_turn_of_row<T, kPairs>(angles, row, unit);
       other = turn_of_second<T, kPairs>(angles, row, unit, turn);
     }
+  };
+  if (turns && !kLate) load_turns();
+  if (turns && kLate && row >= 0) {
+    const i64 first_byte = static_cast<i64>(unit) * kPairs * ((angles.flags & kWideTable) != 0 ? 4 : T::kBytes);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(angles.cos + row * angles.cos_stride + first_byte));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(angles.sin + row * angles.sin_stride + first_byte));
   }
   if (norm.query_weight != nullptr) {
     float squares = here ? rms_norm::sum_of_squares<T>(first, 0.0f) : 0.0f;
@@ -207,6 +214,7 @@ DEVICE void norm_and_rotate(const Angles& angles, const HeadNorm& norm, const ch
     if (scales && both) second = weights[1].normalise(second, r, norm);
   }
   if (!turns) return;
+  if (kLate) load_turns();
   if constexpr (kWords) {
     rotate_words<T>(words, (angles.flags & kInverse) != 0 ? -1.0f : 1.0f, first, second);
   } else {
