@@ -327,11 +327,10 @@ DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, c
   }
 }
 
-// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 7.x, 11.x and 12.x have too
-// few registers for two steps of wide rows.
+// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 7.x have too few registers
+// for more, and those for 11.x and 12.x for two steps of wide rows.
 template <Read kRead, int kDown>
-constexpr int kPixelsAhead =
-    kRead != kSingles && !(kDown == 2 && (PRECAST_ARCH >= 1100 || PRECAST_ARCH < 800)) ? 16 : 8;
+constexpr int kPixelsAhead = kRead != kSingles && PRECAST_ARCH >= 800 && !(kDown == 2 && PRECAST_ARCH >= 1100) ? 16 : 8;
 
 // Without upsampling. The rows of y step through x by kDown.
 template <class T, int kDown, Read kRead>
@@ -429,7 +428,7 @@ DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int r
       target.store(y);
     }
   };
-  walk<2 * kSide, 1, 2, (kRead != kSingles ? 16 : 8) / kColumns>(source, first, a.strip_rows / 2, sides, step);
+  walk<2 * kSide, 1, 2, kPixelsAhead<kRead, 1> / kColumns>(source, first, a.strip_rows / 2, sides, step);
 }
 
 template <class T, int kUp, int kDown, Read kRead>
