@@ -48,25 +48,23 @@ DEVICE void rotary_any(const RotaryArgs& a) {
   const i64 table = table_row(a.angles, at.token);
   const Parts parts = parts_of<T, 1>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
-  const i64 apart = both ? static_cast<i64>(parts.second) - parts.first : 0;
   float first[kHeads], second[kHeads];
-  const char* from = at.from + parts.first;
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h, from += at.from_step) {
-    first[h] = h < at.count ? T::load(from) : 0.0f;
-    second[h] = h < at.count ? T::load(from + apart) : 0.0f;
+  for (int h = 0; h < kHeads; ++h) {
+    const char* const head = at.from + (h < at.count ? h * at.from_step : 0);
+    first[h] = T::load(head + parts.first);
+    second[h] = T::load(head + (both ? parts.second : parts.first));
   }
   if (parts.rotated) {
     const Turn<1> turn = load_turn_of_row<T, 1>(a.angles, table, at.unit);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) rotate(first[h], second[h], turn.cos[0], turn.sin[0]);
   }
-  char* to = at.to + parts.first;
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h, to += at.to_step) {
+  for (int h = 0; h < kHeads; ++h) {
     if (h >= at.count) return;
-    T::store(to, first[h]);
-    if (both) T::store(to + apart, second[h]);
+    T::store(at.to + h * at.to_step + parts.first, first[h]);
+    if (both) T::store(at.to + h * at.to_step + parts.second, second[h]);
   }
 }
 

@@ -32,12 +32,15 @@ PRECAST_ENTRIES(ROTARY_KERNELS)
 
 KernelFamily kernels = {"rotary", kEntries, entry::kCount};
 
-// The kernel for parts of so many bytes. Parts of one element are `any`: four bytes are one float32.
-ByDType kernel_for(int64_t part) {
+// The kernel for parts of so many bytes. Parts of one element are `any`: four bytes are one float32. `heads`: a thread
+// may have several heads.
+ByDType kernel_for(int64_t part, bool heads) {
   constexpr ByDType kOfFour = {entry::rotary_f32_any, entry::rotary_f16_4, entry::rotary_bf16_4};
+  constexpr ByDType kOfFourHeads = {entry::rotary_f32_any_heads, entry::rotary_f16_4_heads, entry::rotary_bf16_4_heads};
   return part == 16  ? PRECAST_BY_DTYPE(rotary, )
          : part == 8 ? PRECAST_BY_DTYPE(rotary, _8)
-         : part == 4 ? kOfFour
+         : part == 4 ? (heads ? kOfFourHeads : kOfFour)
+         : heads     ? PRECAST_BY_DTYPE(rotary, _any_heads)
                      : PRECAST_BY_DTYPE(rotary, _any);
 }
 
@@ -62,20 +65,26 @@ void check_size(const char* op, const Work& work) {
                 op, printable(work.heads), printable(work.width));
 }
 
-// Launches a kernel over the heads of `args`, each of so many units, of which a thread has one in up to `most_heads`
+// How many heads a thread has, up to four: fewer if there were few threads, or so many heads in neither tensor.
+int64_t heads_each(const Work& work, int64_t units, int32_t device) {
+  constexpr int64_t kThreadsEach = 1024;  // on a multiprocessor
+  const int64_t query = work.query_heads, key = work.heads - query, least = multiprocessors(device) * kThreadsEach;
+  int64_t each = 4;
+  while (each > 1 && ((query < each && key < each) || work.outer * work.tokens * work.heads * units / each < least)) {
+    each /= 2;
+  }
+  return each;
+}
+
+// Launches a kernel over the heads of `args`, each of so many units, of which a thread has one in each of up to `each`
 // heads; `arguments` has the address of its structure.
-void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int64_t most_heads, int entry, int32_t device,
+void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int64_t each, int entry, int32_t device,
                   void** arguments) {
-  constexpr int64_t kThreadsEach = 1024;  // on a multiprocessor; fewer heads if there were fewer threads
   const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
   args.query = work.query;
   args.key = work.key;
   args.angles = work.angles;
   const int64_t query = work.query_heads, key = work.heads - query;
-  int64_t each = most_heads;
-  while (each > 1 && work.outer * work.tokens * work.heads * units / each < multiprocessors(device) * kThreadsEach) {
-    each /= 2;
-  }
   const int64_t query_groups = (query + each - 1) / each, groups = query_groups + (key + each - 1) / each;
   args.groups = division_by(groups);
   args.units = division_by(units);
@@ -109,8 +118,8 @@ void norm_rotate_cuda(const Work& work, int32_t device) {
                          : units.vectors ? PRECAST_BY_DTYPE(norm_rotary, )
                                          : PRECAST_BY_DTYPE(norm_rotary, _any);
   void* arguments[] = {&args};
-  launch_heads(work, args.heads, units.lanes, units.vectors ? 1 : 4, kernel[static_cast<DType>(work.dtype)], device,
-               arguments);
+  const int64_t each = units.vectors ? 1 : heads_each(work, units.lanes, device);
+  launch_heads(work, args.heads, units.lanes, each, kernel[static_cast<DType>(work.dtype)], device, arguments);
 }
 
 void rotate_cuda(const Work& work, int32_t device) {
@@ -129,13 +138,13 @@ void rotate_cuda(const Work& work, int32_t device) {
     const uint64_t needed = static_cast<uint64_t>(numbers < 16 ? numbers : 16) - 1;
     if ((heads & static_cast<uint64_t>(part - 1)) == 0 && (tables & needed) == 0) break;
   }
-  const int entry = kernel_for(part)[static_cast<DType>(work.dtype)];
   const int64_t pairs = part / bytes;
   const int64_t units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
   if (units == 0) return;  // nothing is rotated, in place
+  const int64_t each = part >= 8 ? 1 : heads_each(work, units, device);
   RotaryArgs args;
   void* arguments[] = {&args};
-  launch_heads(work, args, units, part >= 8 ? 1 : part == 4 && bytes == 2 ? 4 : 8, entry, device, arguments);
+  launch_heads(work, args, units, each, kernel_for(part, each > 1)[static_cast<DType>(work.dtype)], device, arguments);
 }
 
 void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }

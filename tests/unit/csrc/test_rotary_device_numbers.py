@@ -51,9 +51,9 @@ SHAPES = [
     (torch.float32, (4, 3, 7), 2, 2, "any", "1"),
     (torch.float32, (4, 3, 1), 2, 0, "any", "1"),
     (torch.float16, (200, 1, 16), 1, 8, "", "4"),
-    (torch.bfloat16, (60, 9, 74), 2, 37, "any", "53"),  # eight heads for each thread, or one or two
-    (torch.bfloat16, (20, 9, 74), 2, 37, "any", "35"),  # two
-    (torch.float16, (60, 9, 100), 2, 50, "4", "47"),
+    (torch.bfloat16, (60, 9, 74), 2, 37, "any_heads", "70"),  # four heads for each thread, or one or two
+    (torch.bfloat16, (20, 9, 74), 2, 37, "any_heads", "35"),  # two
+    (torch.float16, (60, 9, 100), 2, 50, "4_heads", "47"),
 ]
 
 
