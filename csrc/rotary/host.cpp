@@ -15,12 +15,13 @@ namespace {
 //   heads and tables                                             kernel    a thread has
 //   half of the rotated part, the rest, strides and pointers     rotary    two parts of 16 bytes, and the cosines and
 //   at multiples of 16 bytes                                               sines of their pairs
-//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 bytes, or of 4 of up to four
-//   heads anything else (odd widths, unaligned views)                  any       one pair of up to four heads heads
-//   that are normalised, or whose products are rounded:  norm_rotary 16 bytes, up to 32 units of a head two vectors;
-//   lanes of a warp share a head the same, with rounded products and one 16-bit dtype         each    the same, two
-//   elements at a time anything else                                                any     pairs of up to four heads,
-//   which have a warp
+//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes
+//   anything else (odd widths, unaligned views)                  any       one pair
+//   4 and any, with many heads                                   _heads    the same of up to four heads
+//   heads that are normalised, or whose products are rounded:  norm_rotary
+//   16 bytes, up to 32 units of a head                                   two vectors; lanes of a warp share a head
+//   the same, with rounded products and one 16-bit dtype         each    the same, two elements at a time
+//   anything else                                                any     pairs of up to four heads, which have a warp
 //
 // Blocks always have 128 threads, numbered through the heads of all tokens: a head need not fill a block, and query and
 // key share a launch. H200, bf16, 32 + 8 heads of 128, share of the copy rate at 16384 tokens: forward 0.92 (a copy_ of
