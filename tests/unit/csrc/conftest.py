@@ -49,7 +49,6 @@ PTX_AS_CPP = {
     "cvt.rn.f16x2": "",  # these are behind #if for a newer GPU
     "cvt.rn.bf16": "",
     "max.": "",
-    "min.": "",
     "fma.rn.": "",
 }
 NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a whole warp
