@@ -1,6 +1,8 @@
 // The structures that the host files pass to the kernels by value, and the activations. Compiled on both sides, so it
-// includes nothing.
+// includes nothing but division.h.
 #pragma once
+
+#include "../gpu/division.h"
 
 namespace precast {
 namespace image {
@@ -27,6 +29,7 @@ constexpr int kUnits = 2;
 
 // Threads per block of the bias_act kernels, and lines that a block of the sums reads at a time.
 constexpr int kThreads = 256;
+constexpr int kFlatThreads = 64;  // if planes are flat
 constexpr int kSumThreads = 1024;
 
 // The tensor as contiguous rows. In planes, all elements of a row belong to the channel row % channels; in columns, all
@@ -50,6 +53,14 @@ struct BiasActArgs {
   int by_columns;  // the layout is columns; read by `any`
 };
 
+// Planes as one row of vectors. A structure of its own, because a larger one makes other kernels slower.
+struct FlatArgs {
+  BiasActArgs planes;  // columns are elements; row_step: the most blocks that have a part of one plane
+  Division columns, channels;
+  int sharing;  // threads that sum a plane's part of a block
+  int unused;
+};
+
 // result[c] = round(sum of parts[i][c] over i).
 struct SumArgs {
   const void* parts;  // (lines, channels)
@@ -61,6 +72,10 @@ struct SumArgs {
 
 // The bytes of each row of y that a thread of a strip kernel computes.
 constexpr int kColumnBytes = 8;
+
+// How the strip kernels read pixels: one by one; as words of two, where rows begin and end at multiples of four bytes;
+// or as such words in rows that begin and end within one, which a row shares with its neighbour.
+enum Read : int { kSingles, kWords, kSharedWords };
 
 // One axis of upfirdn2d. Sizes are below 2^30 in all steps.
 struct Axis {
@@ -84,12 +99,13 @@ struct UpfirdnArgs {
   int channels_last;  // for `general`: adjacent threads compute adjacent channels
   int strips;         // of rows in a plane; a thread computes a few columns of one strip
   int strip_rows;     // even
-  int whole;          // the width of y is a multiple of a thread's columns
-  int pairs;          // rows of x begin and end at multiples of four bytes, which hold two pixels
+  int step;           // rows of y begin at multiples of so many columns: a thread's, or a power of two below
+  int read;           // how pixels of x are read, a Read
   int unused;
 };
 
-static_assert(sizeof(BiasActArgs) == 120 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 192,
+static_assert(sizeof(BiasActArgs) == 120 && sizeof(FlatArgs) == 152 && sizeof(SumArgs) == 40 &&
+                  sizeof(UpfirdnArgs) == 192,
               "host and device must agree");
 
 }  // namespace image

@@ -11,12 +11,14 @@ namespace {
 
 // ---- which kernel serves which tensor ----
 //
-//   float64, curved activations, pointers or rows that are no multiples of 16 bytes   any: elements
-//   everything else                                                                    vectors
+//   float64, curved activations, pointers or rows of columns that are no multiples of 16 bytes   any: elements
+//   planes of another size, but of one vector or more                                             flat: vectors
+//   everything else                                                                               vectors
 //
 // In planes (NCHW, or without a bias) a row has one channel, and a thread some units of a row. In columns
-// (channels_last, (N, C)) a column has one, and a thread one unit in each of its block's rows. Without a bias the
-// tensor is one row, whose end is a launch of its own.
+// (channels_last, (N, C)) a column has one, and a thread one unit in each of its block's rows. Planes that are no
+// multiples of 16 bytes are flat: vectors are counted through all of them. Without a bias the tensor is one row, whose
+// end is a launch of its own.
 
 PRECAST_ENTRIES(BIAS_ACT_KERNELS)
 // The maximum number of lines of partial sums in columns. More lines mean smaller blocks and a longer second sum.
@@ -111,17 +113,21 @@ void sum_lines(const Call& call, const void* parts, int64_t lines) {
          arguments);
 }
 
-int kernel_for(const Call& call, bool vectors) {
+int kernel_for(const Call& call, bool vectors, bool flat) {
   if (call.number == kFloat64) return call.backward ? entry::bias_act_backward_any_f64 : entry::bias_act_any_f64;
   if (!vectors) return call.backward ? entry::bias_act_backward_any : entry::bias_act_any;
-  const ByDType kernel = call.backward ? PRECAST_BY_DTYPE(bias_act_backward, ) : PRECAST_BY_DTYPE(bias_act, );
+  const ByDType kernel =
+      flat            ? call.backward ? PRECAST_BY_DTYPE(bias_act_backward_flat, ) : PRECAST_BY_DTYPE(bias_act_flat, )
+      : call.backward ? PRECAST_BY_DTYPE(bias_act_backward, )
+                      : PRECAST_BY_DTYPE(bias_act, );
   return kernel[static_cast<DType>(call.number)];
 }
 
 // Launches the kernel over rows of `units` units, and the sum of `bias_grad` if it is wanted.
-void launch_units(const Call& call, bool vectors, int64_t first, int64_t units, const Tensor& like) {
+void launch_units(const Call& call, bool vectors, int64_t first, int64_t units, const Tensor& like, bool flat = false) {
   const int64_t bytes = bytes_of(call.number);
-  BiasActArgs args = {};
+  FlatArgs all = {};
+  BiasActArgs& args = all.planes;  // which the other kernels take alone
   args.x = static_cast<const char*>(call.x) + first * bytes;
   args.saved = call.saved == nullptr ? nullptr : static_cast<const char*>(call.saved) + first * bytes;
   args.bias = static_cast<const char*>(call.bias);
@@ -139,7 +145,17 @@ void launch_units(const Call& call, bool vectors, int64_t first, int64_t units, 
   args.by_columns = call.columns ? 1 : 0;
   int64_t blocks, lines;
   uint32_t across, down;
-  if (call.columns) {
+  if (flat) {
+    const int64_t each = 16 / bytes, block = kFlatThreads * kUnits * each;
+    blocks = (call.rows * units + block - 1) / block;
+    args.row_step = (units - 2) / block + 2;
+    lines = call.rows / call.channels * args.row_step;
+    all.sharing = static_cast<int>(power_of_two(std::min(units / each / 4, int64_t{32})));
+    all.columns = division_by(units);
+    all.channels = division_by(call.channels);
+    across = kFlatThreads;
+    down = 1;
+  } else if (call.columns) {
     across = units < 32 ? power_of_two(units) : 32;
     down = kThreads / across;
     const int64_t least = down * kUnits, strips = (units + across - 1) / across;
@@ -161,8 +177,9 @@ void launch_units(const Call& call, bool vectors, int64_t first, int64_t units, 
   const int32_t code = call.number == kFloat64 ? float64_code() : float32_code();
   const Tensor parts = call.bias_grad == nullptr ? Tensor(nullptr) : empty(sizes, 2, code, like);
   args.parts = call.bias_grad == nullptr ? nullptr : parts.mutable_data();
-  void* arguments[] = {&args};
-  launch(kernels, call.device, kernel_for(call, vectors), {check_blocks(call.op, blocks), 1, across, down}, arguments);
+  void* arguments[] = {&all};
+  launch(kernels, call.device, kernel_for(call, vectors, flat), {check_blocks(call.op, blocks), 1, across, down},
+         arguments);
   if (call.bias_grad != nullptr) sum_lines(call, args.parts, lines);
 }
 
@@ -184,6 +201,10 @@ void run_cuda(const Call& call, const Tensor& like) {
     return;
   }
   const bool fits = vectors && call.columns_count % each == 0;
+  constexpr int64_t kMostFlat = int64_t{1} << 30;  // the place in a plane and the elements of a block are below 2^31
+  if (vectors && !fits && !call.columns && call.columns_count >= each && call.columns_count < kMostFlat) {
+    return launch_units(call, true, 0, call.columns_count, like, true);
+  }
   launch_units(call, fits, 0, fits ? call.columns_count / each : call.columns_count, like);
 }
 

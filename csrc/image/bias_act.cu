@@ -6,7 +6,7 @@
 //
 // Arithmetic is in float32, or in float64 for float64. A result is rounded once, and grad_b is summed before the
 // rounding, in a fixed order: each block sums its part, and a second kernel adds the parts.
-#include "../gpu/device.cuh"
+#include "../gpu/shifted.cuh"
 #include "args.h"
 #include "entries.h"
 
@@ -317,6 +317,120 @@ DEVICE void any(const BiasActArgs& a) {
   }
   if constexpr (kBackward) {
     if (a.parts != nullptr) store_sums(a, work, sums);
+  }
+}
+
+// Planes whose size is no multiple of a vector, but is one vector or more: a block has kUnits vectors for each thread,
+// wherever planes begin. A vector has elements of one plane, then perhaps of the next.
+template <class T>
+struct FlatPart {
+  static constexpr u32 kElements = T::kPerVector, kVectors = kFlatThreads * kUnits, kBlock = kVectors * kElements;
+  const BiasActArgs& a;
+  const FlatArgs& of;
+  const i64 begin;   // the first element of the block, in the tensor
+  const u32 held;    // the elements of the block
+  const u32 plane;   // the plane of the first,
+  const u32 offset;  // and its place there
+
+  DEVICE explicit FlatPart(const FlatArgs& args)
+      : a(args.planes),
+        of(args),
+        begin(static_cast<i64>(blockIdx.x) * kBlock),
+        held(static_cast<u32>(a.rows * a.columns - begin < kBlock ? a.rows * a.columns - begin : kBlock)),
+        plane(static_cast<u32>(divided(begin, a.columns))),
+        offset(static_cast<u32>(begin - plane * a.columns)) {}
+
+  DEVICE Vector load_from(const char* tensor, u32 vector) const {
+    const char* const block = tensor + begin * T::kBytes;
+    return (vector + 1) * kElements <= held ? load(block + vector * 16)
+                                            : load_within<T>(block + vector * 16, block, block + held * T::kBytes);
+  }
+
+  DEVICE void store_to(u32 vector, const Vector& v) const {
+    char* const to = a.y + begin * T::kBytes + vector * 16;
+    if ((vector + 1) * kElements <= held) return store(to, v);
+    for_elements<T>(v, [&](u32 e, float value) {
+      if (vector * kElements + e < held) T::store(to + e * T::kBytes, value);
+    });
+  }
+
+  DEVICE u32 channel_of(u32 row) const { return row - quotient(row, of.channels) * of.channels.divisor; }
+
+  // Adds up the vectors' sums: first[v] of the elements of the plane in which vector v begins, second[v] of the next.
+  DEVICE void store_sums(const float* first, const float* second) const {
+    const u32 lanes = static_cast<u32>(of.sharing), groups = kFlatThreads / lanes, lane = threadIdx.x & (lanes - 1);
+    const u32 size = static_cast<u32>(a.columns), planes = quotient(offset + held + size - 1, of.columns);
+#pragma unroll 1
+    for (u32 from = 0; from < planes; from += groups) {  // all threads of a warp, which exchange sums
+      const u32 i = from + threadIdx.x / lanes, after = (i + 1) * size - offset;
+      const u32 start = i == 0 ? 0 : i * size - offset, past = after < held ? after : held;
+      float sum = 0.0f;
+      if (i < planes) {
+#pragma unroll 1
+        for (u32 v = start / kElements + lane; v * kElements < past; v += lanes) {
+          sum += v * kElements < start ? second[v] : first[v];
+        }
+      }
+#pragma unroll 1
+      for (u32 distance = lanes / 2; distance > 0; distance /= 2) sum += exchanged(sum, distance);
+      if (i >= planes || lane != 0) continue;
+      const u32 row = plane + i, image = quotient(row, of.channels);
+      const i64 pieces = a.row_step, piece = blockIdx.x - row * a.columns / kBlock;
+      float* to = static_cast<float*>(a.parts) + (image * pieces + piece) * a.channels + channel_of(row);
+      *to = sum;
+      if (after > held) continue;  // the next block has more of the plane
+      for (i64 other = piece + 1; other < pieces; ++other) *(to += a.channels) = 0.0f;
+    }
+  }
+};
+
+template <class T, bool kBackward>
+DEVICE void flat(const FlatArgs& of) {
+  constexpr u32 kElements = T::kPerVector;
+  const BiasActArgs& a = of.planes;
+  const Leaky<T> leaky(a);
+  const FlatPart<T> part(of);
+  __shared__ float sums[kBackward ? part.kVectors : 1], second[kBackward ? part.kVectors : 1];
+  Vector x[kUnits], saved[kUnits];
+#pragma unroll
+  for (int j = 0; j < kUnits; ++j) {
+    const u32 vector = threadIdx.x + j * kFlatThreads;
+    if (vector * kElements >= part.held) continue;
+    x[j] = part.load_from(a.x, vector);
+    if (kBackward && a.saved != nullptr) saved[j] = part.load_from(a.saved, vector);
+  }
+#pragma unroll
+  for (int j = 0; j < kUnits; ++j) {
+    const u32 vector = threadIdx.x + j * kFlatThreads, place = part.offset + vector * kElements;
+    if (vector * kElements >= part.held) continue;
+    const u32 ahead = quotient(place, of.columns), left = (ahead + 1) * of.columns.divisor - place;
+    if constexpr (kBackward) {
+      float result[kElements] = {}, sum[2] = {0.0f, 0.0f};
+      part.store_to(vector, leaky.gradient(x[j], saved[j], result));
+      if (a.parts == nullptr) continue;
+#pragma unroll
+      for (u32 e = 0; e < kElements; ++e) sum[0] += result[e];
+      if (left < kElements) {
+        sum[0] = 0.0f;
+#pragma unroll
+        for (u32 e = 0; e < kElements; ++e) (e < left ? sum[0] : sum[1]) += result[e];
+      }
+      sums[vector] = sum[0];
+      second[vector] = sum[1];
+    } else {
+      const u32 channel = part.channel_of(part.plane + ahead),
+                next = channel + 1 < of.channels.divisor ? channel + 1 : 0;
+      const float before = leaky.bias(a, channel), after = left < kElements ? leaky.bias(a, next) : before;
+      float bias[kElements];
+#pragma unroll
+      for (u32 e = 0; e < kElements; ++e) bias[e] = e < left ? before : after;
+      part.store_to(vector, leaky.value(x[j], bias));
+    }
+  }
+  if constexpr (kBackward) {
+    if (a.parts == nullptr) return;
+    __syncthreads();
+    part.store_sums(sums, second);
   }
 }
 

@@ -3,10 +3,13 @@
 
 #include "../gpu/dtypes.h"
 
-#define BIAS_ACT_OF(f, T, NARROW, KERNEL) KERNEL(bias_act_##f, BiasActArgs, 256, 1024, 64, 0, vectors<T, false>)
+#define BIAS_ACT_OF(f, T, NARROW, KERNEL)                                \
+  KERNEL(bias_act_##f, BiasActArgs, 256, 1024, 64, 0, vectors<T, false>) \
+  KERNEL(bias_act_flat_##f, FlatArgs, 64, 1536, 40, 0, flat<T, false>)
 
-#define BIAS_ACT_BACKWARD_OF(f, T, NARROW, KERNEL) \
-  KERNEL(bias_act_backward_##f, BiasActArgs, 256, 1024, 64, 0, vectors<T, true>)
+#define BIAS_ACT_BACKWARD_OF(f, T, NARROW, KERNEL)                               \
+  KERNEL(bias_act_backward_##f, BiasActArgs, 256, 1024, 64, 0, vectors<T, true>) \
+  KERNEL(bias_act_backward_flat_##f, FlatArgs, 64, 1024, 64, 0, flat<T, true>)
 
 #define BIAS_ACT_KERNELS(KERNEL)                                                      \
   PRECAST_DTYPES(BIAS_ACT_OF, KERNEL)                                                 \

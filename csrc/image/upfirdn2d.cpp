@@ -109,14 +109,20 @@ void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Ten
   args.wide_filter = call.wide_filter ? 1 : 0;
   args.channels_last = call.last ? 1 : 0;
   const int64_t columns = kColumnBytes / bytes;
-  args.whole = width % columns == 0 ? 1 : 0;
-  args.pairs = bytes == 2 && h.in % 2 == 0 && reinterpret_cast<uintptr_t>(pixels) % 4 == 0 ? 1 : 0;
+  args.step = static_cast<int>(columns);
+  while (width % args.step != 0) args.step /= 2;
+  const bool halves = bytes == 2 && reinterpret_cast<uintptr_t>(pixels) % 4 == 0;
+  args.read = !halves                              ? kSingles
+              : h.in % 2 == 0                      ? kWords
+              : v.up == 2 && from.numel() % 2 == 0 ? kSharedWords  // no word ends beyond x
+                                                   : kSingles;
   const bool alike = v.up == h.up && v.down == h.down && v.up * v.down <= 2;
   const bool strips = !call.last && call.number != kFloat64 && alike && v.taps <= kMostTaps && h.taps <= kMostTaps;
   const int64_t groups = (width + columns - 1) / columns,
-                rows = strip_rows_of(groups * images * channels * height, call.device);
-  args.strip_rows = static_cast<int>(rows);
-  args.strips = static_cast<int>((height + rows - 1) / rows);
+                most = strip_rows_of(groups * images * channels * height, call.device),
+                tall = height + (v.up == 2 ? v.pad & 1 : 0), split = (tall + most - 1) / most;
+  args.strip_rows = static_cast<int>((tall + 2 * split - 1) / (2 * split) * 2);
+  args.strips = static_cast<int>((tall + args.strip_rows - 1) / args.strip_rows);
   // Planes of all images are treated alike; with channels_last, an image is the unit of memory.
   const int64_t total = call.last ? images : images * channels, step = call.last ? 0 : 1;
   const int64_t outputs = strips ? groups * args.strips : (call.last ? channels : 1) * height * width;

@@ -95,52 +95,83 @@ DEVICE void general(const UpfirdnArgs& a) {
 constexpr int kTaps = 4;
 
 // The pixels of a row of x that a thread reads: kPixels from `first` on, with zeros outside of the image. While the
-// loads are in flight, a register holds two 16-bit pixels if rows begin and end at multiples of four bytes (kPairs).
-template <class T, int kPixels_, bool kPairs>
+// loads are in flight, a register holds a pixel or a word.
+template <class T, int kPixels_, Read kRead>
 struct Source {
-  static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels;
+  static constexpr bool kPairs = kRead != kSingles, kShared = kRead == kSharedWords;
+  static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels, kMasks = (kPixels + 1) / 2;
   struct Held {
     u32 word[kHeld];
   };
 
+  const UpfirdnArgs& a;
   const char* column;
   i64 stride;       // in bytes
   int top, bottom;  // the rows that are needed and exist
-  u32 before;       // bits of the first word that come before the first pixel
-  bool inside[kHeld];
+  int first;        // kShared: the first pixel
+  u32 ahead;        // bits of the first word that come before the first pixel
+  bool inside[kShared ? 1 : kHeld];
+  u32 mask[kShared ? kMasks : 1];  // the bits of pixels in the image
 
-  DEVICE Source(const UpfirdnArgs& a, const char* plane, int first, int first_row, int rows)
-      : stride(a.x_strides[2] * T::kBytes),
+  DEVICE Source(const UpfirdnArgs& args, const char* plane, int first_column, int first_row, int rows)
+      : a(args),
+        stride(a.x_strides[2] * T::kBytes),
         top(first_row > 0 ? first_row : 0),
         bottom(first_row + rows < a.vertical.in ? first_row + rows : a.vertical.in),
-        before(kPairs ? (static_cast<u32>(first) & 1u) * 16 : 0u) {
-    const int from = kPairs ? first & ~1 : first;
+        first(first_column),
+        ahead(kRead == kWords ? (static_cast<u32>(first_column) & 1u) * 16 : 0u) {
+    const int from = kRead == kWords ? first & ~1 : first;
     column = plane + static_cast<i64>(from) * T::kBytes;
+    const auto exists = [&](int pixel) { return static_cast<u32>(pixel) < static_cast<u32>(a.horizontal.in); };
+    if constexpr (kShared) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      inside[i] = static_cast<u32>(from + (kPairs ? 2 * i : i)) < static_cast<u32>(a.horizontal.in);
+      for (int i = 0; i < kMasks; ++i) {
+        mask[i] = (exists(first + 2 * i) ? 0xffffu : 0u) | (exists(first + 2 * i + 1) ? 0xffff0000u : 0u);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) inside[i] = exists(from + (kPairs ? 2 * i : i));
     }
+  }
+
+  // Bits in the first word of a row before `first`.
+  DEVICE u32 before(int row) const {
+    const u32 pixels = (static_cast<u32>(reinterpret_cast<u64>(column)) >> 1) + row * static_cast<u32>(a.x_strides[2]);
+    return kShared ? (pixels & 1u) * 16 : ahead;
   }
 
   DEVICE void load(int row, Held& held) const {
     const bool there = row >= top && row < bottom;
-    const char* const p = column + row * stride;
+    const char* p = column + row * stride;
+    if constexpr (kShared) {
+      const u32 skip = before(row) / 16, after = static_cast<u32>(first) + 1 - skip;
+      p -= skip * T::kBytes;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if constexpr (kPairs) {
-        held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
-      } else {
-        held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
+      for (int i = 0; i < kHeld; ++i) {
+        const bool some = after + 2 * i <= static_cast<u32>(a.horizontal.in);  // one of its pixels is of this row
+        held.word[i] = there && some ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if constexpr (kPairs) {
+          held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
+        } else {
+          held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
+        }
       }
     }
   }
 
-  DEVICE void unpack(const Held& held, float (&pixels)[kPixels]) const {
+  DEVICE void unpack(int row, const Held& held, float (&pixels)[kPixels]) const {
+    const u32 bits = before(row);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if constexpr (kPairs) {
         float pair[2];
-        T::unpack(__funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, before), pair);
+        u32 word = __funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, bits);
+        if constexpr (kShared) word &= i < kMasks ? mask[i] : 0u;
+        T::unpack(word, pair);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if (2 * i + e < kPixels) pixels[2 * i + e] = pair[e];
@@ -152,33 +183,91 @@ struct Source {
   }
 };
 
-// Writes a thread's columns of y: all of them at once, or the first `count` one by one.
-template <class T>
+// Writes a thread's columns of y: all of them at once, or the first `count` one by one. kShared: if rows begin
+// anywhere, eight bytes at a multiple of eight, of which the next lane may have some, and one by one only what no lane
+// writes so. All threads of a warp then call it for each row of their strips.
+template <class T, bool kShared>
 struct Target {
   static constexpr int kColumns = kColumnBytes / T::kBytes;
+  const UpfirdnArgs& a;
   char* at;
   i64 stride;
-  bool whole;
-  int count;
+  bool whole;  // rows begin at multiples of eight bytes
+  int row;
+  int count;   // columns from the thread's first on
+  bool first;  // no lane before this one has columns of the row
+  bool last;   // no lane follows
+
+  DEVICE Target(const UpfirdnArgs& args, u32 plane, int first_row, int column)
+      : a(args),
+        stride(a.y_strides[2] * T::kBytes),
+        whole(a.step == kColumns),
+        row(first_row),
+        count(a.horizontal.out - column),
+        first(column == 0 || (threadIdx.x & 31) == 0),
+        last((threadIdx.x & 31) == 31) {
+    at = a.y + (static_cast<i64>(plane) * a.y_strides[1] + row * a.y_strides[2] + column) * T::kBytes;
+  }
 
   DEVICE void store(const float (&y)[kColumns]) {
+    u32 word[4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float part[T::kPerWord];
+#pragma unroll
+      for (int e = 0; e < T::kPerWord; ++e) part[e] = y[i * T::kPerWord + e];
+      word[i] = T::pack(part);
+    }
+    char* const to = at;
+    const bool exists = !kShared || static_cast<u32>(row) < static_cast<u32>(a.vertical.out);
+    ++row;
+    at += stride;
     if (whole) {
-      u32 word[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float part[T::kPerWord];
-#pragma unroll
-        for (int e = 0; e < T::kPerWord; ++e) part[e] = y[i * T::kPerWord + e];
-        word[i] = T::pack(part);
-      }
-      *reinterpret_cast<u64*>(at) = static_cast<u64>(word[1]) << 32 | word[0];
+      if (exists) store_eight(to, word[0], word[1]);
+      return;
+    }
+    if constexpr (kShared) {
+      store_shared(to, exists, word, y);
     } else {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        if (i < count) T::store(at + i * T::kBytes, y[i]);
+        if (i < count) T::store(to + i * T::kBytes, y[i]);
       }
     }
-    at += stride;
+  }
+
+  // The columns before the next multiple of eight bytes belong to the lane before, if it has the row.
+  DEVICE void store_shared(char* to, bool exists, u32 (&word)[4], const float (&y)[kColumns]) const {
+    const u32 address = static_cast<u32>(reinterpret_cast<u64>(to));
+    word[2] = __shfl_down_sync(0xffffffffu, word[0], 1);
+    if (T::kBytes == 4 || a.step == 2) {
+      const bool odd = (address & 4) != 0, full = count >= kColumns + (odd ? T::kPerWord : 0) && !(odd && last);
+      if (exists && full) store_eight(to + (odd ? 4 : 0), odd ? word[1] : word[0], odd ? word[2] : word[1]);
+      if (exists && (odd ? first : !full)) *reinterpret_cast<u32*>(to) = word[0];
+      if (exists && !full && count > T::kPerWord) *reinterpret_cast<u32*>(to + 4) = word[1];
+    } else {
+      word[3] = __shfl_down_sync(0xffffffffu, word[1], 1);
+      if (!exists) return;
+      const int before = static_cast<int>((0u - address / T::kBytes) & (kColumns - 1));
+      const bool full = count >= kColumns + before && (before == 0 || !last);
+      if (full) {
+        const u32 bits = (before & 1) * 16;
+        if (before >= 2) {
+#pragma unroll
+          for (int i = 0; i < 3; ++i) word[i] = word[i + 1];
+        }
+        store_eight(to + before * T::kBytes, __funnelshift_r(word[0], word[1], bits),
+                    __funnelshift_r(word[1], word[2], bits));
+      }
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (i < count && (i < before ? first || count < before : !full)) T::store(to + i * T::kBytes, y[i]);
+      }
+    }
+  }
+
+  static DEVICE void store_eight(char* to, u32 low, u32 high) {
+    *reinterpret_cast<u64*>(to) = static_cast<u64>(high) << 32 | low;
   }
 };
 
@@ -224,7 +313,7 @@ DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, c
 #pragma unroll
       for (int n = 0; n < kNew; ++n) {
         float pixels[From::kPixels];
-        source.unpack(held[i * kNew + n], pixels);
+        source.unpack(row + i * kNew + n - kRows, held[i * kNew + n], pixels);
         reduce(pixels, window[kKept + n]);
         source.load(row + i * kNew + n, held[i * kNew + n]);
       }
@@ -238,27 +327,19 @@ DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, c
   }
 }
 
-template <int kCount>
-struct Kept {
-  DEVICE void operator()(const float (&pixels)[kCount], float (&values)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) values[i] = pixels[i];
-  }
-};
-
-// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 11.x and 12.x have too few
-// registers for two steps of wide rows.
-template <bool kPairs, int kDown>
-constexpr int kPixelsAhead = kPairs && !(kDown == 2 && PRECAST_ARCH >= 1100) ? 16 : 8;
+// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 7.x have too few registers
+// for more, and those for 11.x and 12.x for two steps of wide rows.
+template <Read kRead, int kDown>
+constexpr int kPixelsAhead = kRead != kSingles && PRECAST_ARCH >= 800 && !(kDown == 2 && PRECAST_ARCH >= 1100) ? 16 : 8;
 
 // Without upsampling. The rows of y step through x by kDown.
-template <class T, int kDown, bool kPairs>
-DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+template <class T, int kDown, Read kRead>
+DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, false> target,
                      const float (&tap)[kTaps][kTaps], bool is_product) {
-  constexpr int kColumns = Target<T>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
-  constexpr int kKept = kTaps - kDown, kSteps = kPixelsAhead<kPairs, kDown> / (kDown * kColumns);
+  constexpr int kColumns = Target<T, false>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
+  constexpr int kKept = kTaps - kDown, kSteps = kPixelsAhead<kRead, kDown> / (kDown * kColumns);
   const int first = row * kDown - a.vertical.pad;
-  const Source<T, kPixels, kPairs> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
+  const Source<T, kPixels, kRead> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
   if (is_product) {
     float across[kTaps], along[kTaps];
 #pragma unroll
@@ -292,10 +373,10 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
     float y[kColumns] = {};
 #pragma unroll 1
     for (int i = 0; i < kTaps; ++i) {
-      typename Source<T, kPixels, kPairs>::Held held;
+      typename Source<T, kPixels, kRead>::Held held;
       float pixels[kPixels];
       source.load(first + at * kDown + i, held);
-      source.unpack(held, pixels);
+      source.unpack(first + at * kDown + i, held, pixels);
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
 #pragma unroll
@@ -307,62 +388,62 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
 }
 
 // Upsampling by 2: a row of x yields two rows of y. On each axis, a result uses two taps: 0 and 2, or 1 and 3. Even
-// results start at the window's first pixel, odd ones there or at the next.
-template <class T, bool kPairs>
-DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+// results start at the window's first pixel, odd ones there or at the next. Rows of a strip begin with an even one.
+template <class T, Read kRead>
+DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, true> target,
                       const float (&tap)[kTaps][kTaps]) {
-  constexpr int kColumns = Target<T>::kColumns, kPixels = kColumns / 2 + 2;
-  const int sx = column - a.horizontal.pad, sy = row - a.vertical.pad;
-  const int odd_x = sx & 1, odd_y = sy & 1;  // column and row are even
-  const int first = (sy + 1) >> 1;
-  const Source<T, kPixels, kPairs> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
+  constexpr int kColumns = Target<T, true>::kColumns, kPixels = kColumns / 2 + 2, kSide = kColumns / 2 + 1;
+  const int sx = column - a.horizontal.pad, odd_x = sx & 1, first = (row - a.vertical.pad) >> 1;  // column is even
+  const Source<T, kPixels, kRead> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
   // of[p][q][i][j]: for the result in row p and column q of a two by two block, the tap of the pixel in row i and
   // column j of its two by two pixels
   float of[2][2][2][2];
 #pragma unroll
   for (int k = 0; k < 16; ++k) {
     const int p = k >> 3, q = k >> 2 & 1, i = k >> 1 & 1, j = k & 1;
-    of[p][q][i][j] = tap[2 * i + (p ^ odd_y)][2 * j + (q ^ odd_x)];
+    of[p][q][i][j] = tap[2 * i + p][2 * j + (q ^ odd_x)];
   }
-  const auto step = [&](const float (*window)[kPixels]) {
+  // The pixels of even columns, then those of odd ones.
+  const auto sides = [&](const float (&pixels)[kPixels], float (&values)[2 * kSide]) {
+#pragma unroll
+    for (int i = 0; i < kSide; ++i) {
+      values[i] = pixels[i];
+      values[kSide + i] = odd_x != 0 ? pixels[i] : pixels[i + 1];
+    }
+  };
+  const auto step = [&](const float (*window)[2 * kSide]) {
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
-      if (rows-- <= 0) return;
       float y[kColumns] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float pixels[kPixels];
-#pragma unroll
-        for (int j = 0; j < kPixels; ++j) pixels[j] = p == 1 && odd_y == 0 ? window[i + 1][j] : window[i][j];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
-          for (int c = 0; c < kColumns; c += 2) {
-            const int at = c / 2 + j;
-            y[c] = fmaf(of[p][0][i][j], pixels[at], y[c]);
-            y[c + 1] = fmaf(of[p][1][i][j], odd_x != 0 ? pixels[at] : pixels[at + 1], y[c + 1]);
+          for (int c = 0; c < kColumns; ++c) {
+            y[c] = fmaf(of[p][c & 1][i][j], window[p + i][(c & 1) * kSide + c / 2 + j], y[c]);
           }
         }
       }
       target.store(y);
     }
   };
-  walk<kPixels, 1, 2, (kPairs ? 16 : 8) / kColumns>(source, first, (rows + 1) / 2, Kept<kPixels>(), step);
+  walk<2 * kSide, 1, 2, kPixelsAhead<kRead, 1> / kColumns>(source, first, a.strip_rows / 2, sides, step);
 }
 
-template <class T, int kUp, int kDown, bool kPairs>
-DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+template <class T, int kUp, int kDown, Read kRead>
+DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T, kUp == 2> target,
                   const float (&tap)[kTaps][kTaps], bool is_product) {
   if constexpr (kUp == 2) {
-    upsampled<T, kPairs>(a, plane, column, row, rows, target, tap);
+    upsampled<T, kRead>(a, plane, column, row, rows, target, tap);
   } else {
-    filtered<T, kDown, kPairs>(a, plane, column, row, rows, target, tap, is_product);
+    filtered<T, kDown, kRead>(a, plane, column, row, rows, target, tap, is_product);
   }
 }
 
 template <class T, int kUp, int kDown>
 DEVICE void strips(const UpfirdnArgs& a) {
-  constexpr int kColumns = Target<T>::kColumns;
+  constexpr int kColumns = Target<T, kUp == 2>::kColumns;
   __shared__ float tap[kTaps][kTaps];
   const bool is_product = load_filter(a, tap);
   const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -370,22 +451,29 @@ DEVICE void strips(const UpfirdnArgs& a) {
   const u32 groups = (static_cast<u32>(a.horizontal.out) + kColumns - 1) / kColumns, line = index / groups;
   const u32 plane = line / static_cast<u32>(a.strips);
   const int column = static_cast<int>(index - line * groups) * kColumns;
-  const int row = static_cast<int>(line - plane * a.strips) * a.strip_rows;
+  const int odd = kUp == 2 ? a.vertical.pad & 1 : 0;  // the first row of the first strip is not there
+  const int row = static_cast<int>(line - plane * a.strips) * a.strip_rows - odd;
   const int rest = a.vertical.out - row, rows = rest < a.strip_rows ? rest : a.strip_rows;
   const char* const from = a.x + static_cast<i64>(plane) * a.x_strides[1] * T::kBytes;
-  const i64 to = static_cast<i64>(plane) * a.y_strides[1] + row * a.y_strides[2] + column;
-  const Target<T> target = {a.y + to * T::kBytes, a.y_strides[2] * T::kBytes, a.whole != 0, a.horizontal.out - column};
+  const Target<T, kUp == 2> target(a, plane, row, column);
   if constexpr (T::kBytes == 2) {
-    if (a.pairs != 0) {
-      return strip<T, kUp, kDown, true>(a, from, column, row, rows, target, tap, is_product);
+    if (a.read == kWords) {
+      return strip<T, kUp, kDown, kWords>(a, from, column, row, rows, target, tap, is_product);
+    }
+    if constexpr (kUp == 2) {
+      if (a.read == kSharedWords) {
+        return strip<T, kUp, kDown, kSharedWords>(a, from, column, row, rows, target, tap, is_product);
+      }
     }
   }
-  strip<T, kUp, kDown, false>(a, from, column, row, rows, target, tap, is_product);
+  strip<T, kUp, kDown, kSingles>(a, from, column, row, rows, target, tap, is_product);
 }
 
-// Compilers for 10.x need more registers for the loads in flight.
+// Compilers for 10.x and later need more registers for the loads in flight.
 #if PRECAST_ARCH / 100 == 10
 #define STRIPS_RESIDENT 512
+#elif PRECAST_ARCH >= 1100
+#define STRIPS_RESIDENT 640
 #else
 #define STRIPS_RESIDENT 768
 #endif

@@ -231,7 +231,7 @@ DEVICE void norm_rotate_and_cache_any(const NormRotateArgs& a) {
     if (parts.first >= bytes) return;
     const bool both = parts.second < bytes;
     float x = T::load(own + parts.first), y = both ? T::load(own + parts.second) : 0.0f;
-    rotary::norm_and_rotate_pair<T>(angles, a.norm, weight, r, parts, both, table, unit, x, y);
+    rotary::PairTurn<T>(angles, a.norm, weight, parts, both, table, unit).apply(r, x, y);
     if (!at.is_value) {
       T::store(own + parts.first, x);
       if (both) T::store(own + parts.second, y);

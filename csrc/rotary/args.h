@@ -25,10 +25,12 @@ struct RotaryArgs {
   Angles angles;
   long long first_outer;
   long long first_token;
-  Division heads;  // per token, in both tensors
-  Division units;  // per head
-  unsigned query_heads;
-  unsigned total;       // units in total, below 2^31
+  Division groups;  // per token: `each` heads of query, or of key; the last of either may have fewer
+  Division units;   // per head
+  unsigned query_groups;
+  unsigned query_heads, key_heads;
+  unsigned each;
+  unsigned total;       // units of groups in total, below 2^31
   unsigned head_bytes;  // per head
 };
 
@@ -39,7 +41,7 @@ struct NormRotaryArgs {
   HeadNorm norm;
 };
 
-static_assert(sizeof(RotaryArgs) == 240 && sizeof(NormRotaryArgs) == 272, "host and device must agree");
+static_assert(sizeof(RotaryArgs) == 248 && sizeof(NormRotaryArgs) == 280, "host and device must agree");
 
 }  // namespace rotary
 }  // namespace precast

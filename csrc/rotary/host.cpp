@@ -17,10 +17,11 @@ namespace {
 //   at multiples of 16 bytes                                               sines of their pairs
 //   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes
 //   anything else (odd widths, unaligned views)                  any       one pair
+//   4 and any, with many heads                                   _heads    the same of up to four heads
 //   heads that are normalised, or whose products are rounded:  norm_rotary
 //   16 bytes, up to 32 units of a head                                   two vectors; lanes of a warp share a head
 //   the same, with rounded products and one 16-bit dtype         each    the same, two elements at a time
-//   anything else                                                any     pairs of a head, which has a warp
+//   anything else                                                any     pairs of up to four heads, which have a warp
 //
 // Blocks always have 128 threads, numbered through the heads of all tokens: a head need not fill a block, and query and
 // key share a launch. H200, bf16, 32 + 8 heads of 128, share of the copy rate at 16384 tokens: forward 0.92 (a copy_ of
@@ -32,12 +33,15 @@ PRECAST_ENTRIES(ROTARY_KERNELS)
 
 KernelFamily kernels = {"rotary", kEntries, entry::kCount};
 
-// The kernel for parts of so many bytes. Parts of one element are `any`: four bytes are one float32.
-ByDType kernel_for(int64_t part) {
+// The kernel for parts of so many bytes. Parts of one element are `any`: four bytes are one float32. `heads`: a thread
+// may have several heads.
+ByDType kernel_for(int64_t part, bool heads) {
   constexpr ByDType kOfFour = {entry::rotary_f32_any, entry::rotary_f16_4, entry::rotary_bf16_4};
+  constexpr ByDType kOfFourHeads = {entry::rotary_f32_any_heads, entry::rotary_f16_4_heads, entry::rotary_bf16_4_heads};
   return part == 16  ? PRECAST_BY_DTYPE(rotary, )
          : part == 8 ? PRECAST_BY_DTYPE(rotary, _8)
-         : part == 4 ? kOfFour
+         : part == 4 ? (heads ? kOfFourHeads : kOfFour)
+         : heads     ? PRECAST_BY_DTYPE(rotary, _any_heads)
                      : PRECAST_BY_DTYPE(rotary, _any);
 }
 
@@ -62,17 +66,35 @@ void check_size(const char* op, const Work& work) {
                 op, printable(work.heads), printable(work.width));
 }
 
-// Launches a kernel over the heads of `args`, each of so many units; `arguments` has the address of its structure.
-void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int entry, int32_t device, void** arguments) {
+// How many heads a thread has, up to four: fewer if there were few threads, or so many heads in neither tensor.
+int64_t heads_each(const Work& work, int64_t units, int32_t device) {
+  constexpr int64_t kThreadsEach = 1024;  // on a multiprocessor
+  const int64_t query = work.query_heads, key = work.heads - query, least = multiprocessors(device) * kThreadsEach;
+  int64_t each = 4;
+  while (each > 1 && ((query < each && key < each) || work.outer * work.tokens * work.heads * units / each < least)) {
+    each /= 2;
+  }
+  return each;
+}
+
+// Launches a kernel over the heads of `args`, each of so many units, of which a thread has one in each of up to `each`
+// heads; `arguments` has the address of its structure.
+void launch_heads(const Work& work, RotaryArgs& args, int64_t units, int64_t each, int entry, int32_t device,
+                  void** arguments) {
   const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
   args.query = work.query;
   args.key = work.key;
   args.angles = work.angles;
-  args.heads = division_by(work.heads);
+  const int64_t query = work.query_heads, key = work.heads - query;
+  const int64_t query_groups = (query + each - 1) / each, groups = query_groups + (key + each - 1) / each;
+  args.groups = division_by(groups);
   args.units = division_by(units);
-  args.query_heads = static_cast<unsigned>(work.query_heads);
+  args.query_groups = static_cast<unsigned>(query_groups);
+  args.query_heads = static_cast<unsigned>(query);
+  args.key_heads = static_cast<unsigned>(key);
+  args.each = static_cast<unsigned>(each);
   args.head_bytes = static_cast<unsigned>(work.width * bytes);
-  const int64_t per_token = work.heads * units, most = kLaunchUnits / per_token;
+  const int64_t per_token = groups * units, most = kLaunchUnits / per_token;
   for (int64_t outer = 0; outer < work.outer; outer += kLaunchOuter) {
     const int64_t height = work.outer - outer < kLaunchOuter ? work.outer - outer : kLaunchOuter;
     for (int64_t token = 0; token < work.tokens; token += most) {
@@ -97,7 +119,8 @@ void norm_rotate_cuda(const Work& work, int32_t device) {
                          : units.vectors ? PRECAST_BY_DTYPE(norm_rotary, )
                                          : PRECAST_BY_DTYPE(norm_rotary, _any);
   void* arguments[] = {&args};
-  launch_heads(work, args.heads, units.lanes, kernel[static_cast<DType>(work.dtype)], device, arguments);
+  const int64_t each = units.vectors ? 1 : heads_each(work, units.lanes, device);
+  launch_heads(work, args.heads, units.lanes, each, kernel[static_cast<DType>(work.dtype)], device, arguments);
 }
 
 void rotate_cuda(const Work& work, int32_t device) {
@@ -116,13 +139,13 @@ void rotate_cuda(const Work& work, int32_t device) {
     const uint64_t needed = static_cast<uint64_t>(numbers < 16 ? numbers : 16) - 1;
     if ((heads & static_cast<uint64_t>(part - 1)) == 0 && (tables & needed) == 0) break;
   }
-  const int entry = kernel_for(part)[static_cast<DType>(work.dtype)];
   const int64_t pairs = part / bytes;
   const int64_t units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
   if (units == 0) return;  // nothing is rotated, in place
+  const int64_t each = part >= 8 ? 1 : heads_each(work, units, device);
   RotaryArgs args;
   void* arguments[] = {&args};
-  launch_heads(work, args, units, entry, device, arguments);
+  launch_heads(work, args, units, each, kernel_for(part, each > 1)[static_cast<DType>(work.dtype)], device, arguments);
 }
 
 void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }

@@ -29,21 +29,6 @@ DEVICE float normalised(float x, float r, float weight, const HeadNorm& norm) {
          (weight + rms_norm::weight_offset(norm.casting));
 }
 
-template <class T>
-DEVICE Vector normalised(const Vector& v, float r, const Columns<T, true>& weight, const HeadNorm& norm) {
-  Vector result;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float x[T::kPerWord], w[T::kPerWord];
-    T::unpack(v.word[k], x);
-    weight.unpack(k, w);
-#pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) x[e] = normalised<T>(x[e], r, w[e], norm);
-    result.word[k] = T::pack(x);
-  }
-  return result;
-}
-
 // The cosines and sines of the second elements of a unit's pairs, given those of the first elements. Exchanges the
 // sines if the tables are whole and the rotation goes back.
 template <class T, int kPairs>
@@ -63,9 +48,9 @@ DEVICE Turn<kPairs> turn_of_second(const Angles& a, i64 row, u32 unit, Turn<kPai
 
 // Rotates one pair by the angles of its elements, in float32 or as torch's operators round in T.
 template <class T>
-DEVICE void rotate_pair(const Angles& a, float& x, float& y, float cos_x, float sin_x, float cos_y, float sin_y) {
+DEVICE void rotate_pair(bool each_product, float& x, float& y, float cos_x, float sin_x, float cos_y, float sin_y) {
   float turned;
-  if ((a.flags & kEachProduct) != 0) {
+  if (each_product) {
     turned = __fsub_rn(T::round(__fmul_rn(x, cos_x)), T::round(__fmul_rn(y, sin_x)));
     y = __fadd_rn(T::round(__fmul_rn(y, cos_y)), T::round(__fmul_rn(x, sin_y)));
   } else {
@@ -75,7 +60,7 @@ DEVICE void rotate_pair(const Angles& a, float& x, float& y, float cos_x, float 
   x = turned;
 }
 
-// ---- two elements of 16 bits at a time, for tables and weights of the same dtype, whose products are rounded ----
+// ---- two elements of 16 bits at a time, for weights, and tables whose products are rounded, of the same dtype ----
 
 // Sums and products of two words, each rounded once: the bits of torch, which computes them in float32 first.
 template <class T>
@@ -108,18 +93,52 @@ DEVICE u32 product(u32 a, u32 b) {
 template <class T>
 DEVICE Vector normalised_words(const Vector& v, float r, const Vector& weight, const HeadNorm& norm) {
   Vector result;
+  const auto scale = [&](bool rounds, float offset) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float x[2], w[2];
-    T::unpack(v.word[k], x);
-    T::unpack(weight.word[k], w);
-    const bool rounds = norm.casting == rms_norm::kLlama;
+    for (int k = 0; k < 4; ++k) {
+      float x[2], w[2];
+      T::unpack(v.word[k], x);
+      T::unpack(weight.word[k], w);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) x[e] = x[e] * r * (rounds ? 1.0f : w[e] + rms_norm::weight_offset(norm.casting));
-    result.word[k] = rounds ? product<T>(T::pack(x), weight.word[k]) : T::pack(x);
+      for (int e = 0; e < 2; ++e) x[e] = rounds ? x[e] * r : x[e] * r * (w[e] + offset);
+      result.word[k] = rounds ? product<T>(T::pack(x), weight.word[k]) : T::pack(x);
+    }
+  };
+  if (norm.casting == rms_norm::kLlama) {
+    scale(true, 0.0f);
+  } else {
+    scale(false, rms_norm::weight_offset(norm.casting));
   }
   return result;
 }
+
+// The weights of a vector, as they are in memory. kMayBeWide: they may be float32 where T is narrower.
+template <class T, bool kMayBeWide>
+struct Weights {
+  static constexpr bool kTwo = kMayBeWide && T::kBytes == 2;
+  Vector v[kTwo ? 2 : 1];
+
+  DEVICE void load(const char* from, u32 i, const HeadNorm& norm) {
+    const bool wide = kTwo && norm.wide != 0;
+    v[0] = load_constant(from + i * (wide ? 32 : 16));
+    if constexpr (kTwo) {
+      if (wide) v[1] = load_constant(from + i * 32 + 16);
+    }
+  }
+
+  DEVICE Vector normalise(const Vector& x, float r, const HeadNorm& norm) const {
+    if constexpr (T::kBytes == 2 && !kTwo) {
+      return normalised_words<T>(x, r, v[0], norm);
+    } else {
+      if constexpr (kTwo) {
+        if (norm.wide == 0) return normalised_words<T>(x, r, v[0], norm);
+      }
+      return combine<T>(x, x, [&](int i, float e, float) {
+        return normalised<T>(e, r, __uint_as_float(v[i / 4].word[i & 3]), norm);
+      });
+    }
+  }
+};
 
 // The numbers of a table for a unit; NaN for a position outside of the table.
 template <class T>
@@ -161,44 +180,54 @@ DEVICE void rotate_words(const WordTurn& turn, float sign, Vector& first, Vector
 
 // Normalises, if the head has a weight, and rotates the two vectors of a unit. `lanes` threads share a head; all
 // threads of the warp call it. `here`, `both`: there is a first vector, and a second. Everything is loaded before the
-// sum. kWords: the call is one that the functions above serve.
-template <class T, bool kWords>
+// sum; kLate: but the angles, which then need no registers meanwhile. kWords: the call is one that the functions above
+// serve.
+template <class T, bool kWords, bool kLate = false>
 DEVICE void norm_and_rotate(const Angles& angles, const HeadNorm& norm, const char* weight, const Parts& parts,
                             bool here, bool both, u32 lanes, i64 row, u32 unit, Vector& first, Vector& second) {
   constexpr int kPairs = T::kPerVector;
   const bool turns = here && parts.rotated, scales = weight != nullptr;
   Turn<kPairs> turn, other;
   WordTurn words;
-  Columns<T, !kWords> columns[2];
-  if (scales && here) columns[0].load(weight, parts.first / 16, norm.wide != 0);
-  if (scales && both) columns[1].load(weight, parts.second / 16, norm.wide != 0);
-  if (turns) {
+  Weights<T, !kWords> weights[2];
+  if (scales && here) weights[0].load(weight, parts.first / 16, norm);
+  if (scales && both) weights[1].load(weight, parts.second / 16, norm);
+  const auto load_turns = [&] {
     if constexpr (kWords) {
       words = load_word_turn<T>(angles, row, unit);
     } else {
       turn = load_turn_of_row<T, kPairs>(angles, row, unit);
       other = turn_of_second<T, kPairs>(angles, row, unit, turn);
     }
+  };
+  if (turns && !kLate) load_turns();
+  if (turns && kLate && row >= 0) {
+    const i64 first_byte = static_cast<i64>(unit) * kPairs * ((angles.flags & kWideTable) != 0 ? 4 : T::kBytes);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(angles.cos + row * angles.cos_stride + first_byte));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(angles.sin + row * angles.sin_stride + first_byte));
   }
   if (norm.query_weight != nullptr) {
     float squares = here ? rms_norm::sum_of_squares<T>(first, 0.0f) : 0.0f;
     if (both) squares = rms_norm::sum_of_squares<T>(second, squares);
     const float r = inverse_rms(head_sum(squares, lanes), norm);
-    if constexpr (kWords) {
-      if (scales && here) first = normalised_words<T>(first, r, columns[0].v, norm);
-      if (scales && both) second = normalised_words<T>(second, r, columns[1].v, norm);
-    } else {
-      if (scales && here) first = normalised<T>(first, r, columns[0], norm);
-      if (scales && both) second = normalised<T>(second, r, columns[1], norm);
-    }
+    if (scales && here) first = weights[0].normalise(first, r, norm);
+    if (scales && both) second = weights[1].normalise(second, r, norm);
   }
   if (!turns) return;
+  if (kLate) load_turns();
   if constexpr (kWords) {
     rotate_words<T>(words, (angles.flags & kInverse) != 0 ? -1.0f : 1.0f, first, second);
   } else {
-    for_pairs<T>(first, second, (angles.flags & kInterleaved) != 0, [&](int i, float& x, float& y) {
-      rotate_pair<T>(angles, x, y, turn.cos[i], turn.sin[i], other.cos[i], other.sin[i]);
-    });
+    const auto rotate_all = [&](bool each_product) {
+      for_pairs<T>(first, second, (angles.flags & kInterleaved) != 0, [&](int i, float& x, float& y) {
+        rotate_pair<T>(each_product, x, y, turn.cos[i], turn.sin[i], other.cos[i], other.sin[i]);
+      });
+    };
+    if ((angles.flags & kEachProduct) != 0) {
+      rotate_all(true);
+    } else {
+      rotate_all(false);
+    }
   }
 }
 
@@ -213,25 +242,35 @@ DEVICE float inverse_rms_of(const char* head, u32 bytes, const HeadNorm& norm) {
   return inverse_rms(head_sum(squares, 32), norm);
 }
 
-// Normalises one element of a head and rounds it.
+// The weights, cosines and sines of one pair, which the heads of a token share.
 template <class T>
-DEVICE float normalised_element(float x, u32 byte, float r, const char* weight, const HeadNorm& norm) {
-  return T::round(normalised<T>(x, r, column<T>(weight, byte / T::kBytes, norm.wide != 0), norm));
-}
+struct PairTurn {
+  const Angles& angles;
+  const HeadNorm& norm;
+  bool scales, both, rotated;
+  float weight_x = 0.0f, weight_y = 0.0f;
+  Turn<1> first, second;
 
-// Normalises, if there is a weight, and rotates one pair.
-template <class T>
-DEVICE void norm_and_rotate_pair(const Angles& angles, const HeadNorm& norm, const char* weight, float r,
-                                 const Parts& parts, bool both, i64 row, u32 unit, float& x, float& y) {
-  if (weight != nullptr) {
-    x = normalised_element<T>(x, parts.first, r, weight, norm);
-    if (both) y = normalised_element<T>(y, parts.second, r, weight, norm);
+  DEVICE PairTurn(const Angles& of, const HeadNorm& by, const char* weight, const Parts& parts, bool two, i64 row,
+                  u32 unit)
+      : angles(of), norm(by), scales(weight != nullptr), both(two), rotated(parts.rotated) {
+    if (scales) weight_x = column<T>(weight, parts.first / T::kBytes, norm.wide != 0);
+    if (scales && both) weight_y = column<T>(weight, parts.second / T::kBytes, norm.wide != 0);
+    if (!rotated) return;
+    first = load_turn_of_row<T, 1>(angles, row, unit);
+    second = turn_of_second<T, 1>(angles, row, unit, first);
   }
-  if (!parts.rotated) return;
-  Turn<1> first = load_turn_of_row<T, 1>(angles, row, unit);
-  const Turn<1> second = turn_of_second<T, 1>(angles, row, unit, first);
-  rotate_pair<T>(angles, x, y, first.cos[0], first.sin[0], second.cos[0], second.sin[0]);
-}
+
+  // Normalises, if there is a weight, and rotates.
+  DEVICE void apply(float r, float& x, float& y) const {
+    if (scales) {
+      x = T::round(normalised<T>(x, r, weight_x, norm));
+      if (both) y = T::round(normalised<T>(y, r, weight_y, norm));
+    }
+    if (!rotated) return;
+    rotate_pair<T>((angles.flags & kEachProduct) != 0, x, y, first.cos[0], first.sin[0], second.cos[0], second.sin[0]);
+  }
+};
 
 }  // namespace rotary
 }  // namespace precast

@@ -28,7 +28,8 @@ def test_bias_act(gpu: Emulated, dtype: Any, act: int) -> None:
     for shape, dim, last in (
         ((2, 3, 8, 8), 1, False),
         ((2, 3, 3, 5), 1, False),
-        ((1, 2, 2100), 1, False),
+        ((1, 2, 5003), 1, False),  # planes of several blocks, and blocks of several planes
+        ((3, 40, 5, 9), 1, False),
         ((2, 16, 3, 3), 1, True),
         ((40, 9), 1, False),
     ):

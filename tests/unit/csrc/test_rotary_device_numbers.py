@@ -51,6 +51,9 @@ SHAPES = [
     (torch.float32, (4, 3, 7), 2, 2, "any", "1"),
     (torch.float32, (4, 3, 1), 2, 0, "any", "1"),
     (torch.float16, (200, 1, 16), 1, 8, "", "4"),
+    (torch.bfloat16, (60, 9, 74), 2, 37, "any_heads", "70"),  # four heads for each thread, or one or two
+    (torch.bfloat16, (20, 9, 74), 2, 37, "any_heads", "35"),  # two
+    (torch.float16, (60, 9, 100), 2, 50, "4_heads", "47"),
 ]
 
 
@@ -231,6 +234,7 @@ NORMED = [
     (torch.float32, (4, 3, 7), 2, 2, "any", "5"),
     (torch.float32, (4, 3, 1), 0, 0, "any", "3"),
     (torch.float16, (200, 1, 16), 1, 8, "", "4"),
+    (torch.bfloat16, (30, 9, 74), 2, 74, "any", "30"),  # up to four heads for each warp
 ]
 
 
