@@ -8,7 +8,7 @@ from torch import Tensor
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device, same_kind, same_shape
 
 MOST_EXPERTS = 1024
-FEW_PAIRS = 1024  # kFewPairs of csrc/moe/args.h
+FEW_PAIRS = 16384  # kFewPairs of csrc/moe/args.h
 _MOST_PAIRS = 2**31
 
 
