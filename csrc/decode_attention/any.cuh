@@ -190,7 +190,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
   const int width = a.key_width, piece = a.key_piece_width, bytes = cache_bytes(a);
   const i64 piece_bytes = a.key_piece;
   Walk walk(args, start);
-  for (Segment s; walk.next(args, s);) {
+  for (Segment s; walk.next(args, s, true);) {
     const Scoring scoring(a, s.kv_head);
     for (int i = static_cast<int>(threadIdx.x); i < kRows * width; i += kAnyWarps * 32) {
       const int r = i / width, column = i - r * width;

@@ -104,42 +104,27 @@ DEVICE void decode(const DecodeArgs& args) {
   const u32 room = shared_address(stages), query = room + stage_at<Of>(Of::kStages, 0);
   const Start start = args.cluster != 0 ? start_in_cluster(args) : find_start(args, sums, &found);
   const Attention& a = args.call;
-  constexpr int kAhead = Of::kStages - 1, kSegments = 2 * Of::kStages;
-  __shared__ Segment segments[Of::kWarps][kSegments];  // the one whose keys are taken, to the one whose keys are copied
-  Segment* const mine = segments[warp];
-  Walk walk(args, start);
-  int found_segments = 0, step_copied = 0;
-  u32 block = kNoBlock;  // of the next copies
-  const auto next_segment = [&] {
-    Segment s;
-    if (!walk.next(args, s)) return false;
-    if ((threadIdx.x & 31) == 0) mine[found_segments % kSegments] = s;
-    __syncwarp();
-    ++found_segments;
-    prefetch_queries<Of>(a, s);
-    return true;
-  };
-  bool more = next_segment();
-  if (more) block = find_block(args, mine[0], key_at<Of>(mine[0], 0, warp));
+  constexpr int kAhead = Of::kStages - 1;
+  Walk walk(args, start), coming(args, start);
+  Segment s, copied;  // whose keys are taken, and whose keys are copied
+  bool more = coming.next(args, copied, true);
+  int step_copied = 0;
   const auto copy_next = [&](int stage) {
     if (more) {
-      const Segment* copied = mine + (found_segments - 1) % kSegments;
-      begin_copies<Of>(args, *copied, key_at<Of>(*copied, step_copied, warp), block, room + stage_at<Of>(stage, warp),
+      const int key = key_at<Of>(copied, step_copied, warp);
+      begin_copies<Of>(args, copied, key, find_block(args, copied, key), room + stage_at<Of>(stage, warp),
                        &present[warp][stage]);
-      if (++step_copied == steps_of<Of>(*copied)) {
-        more = next_segment();
+      if (++step_copied == steps_of<Of>(copied)) {
+        more = coming.next(args, copied, true);
         step_copied = 0;
-        copied = mine + (found_segments - 1) % kSegments;
       }
-      if (more) block = find_block(args, *copied, key_at<Of>(*copied, step_copied, warp));
     }
     commit_copies();
   };
 #pragma unroll 1
   for (int i = 0; i < kAhead; ++i) copy_next(i);
   int stage = 0;  // the one before is free
-  for (int taken = 0; taken < found_segments; ++taken) {
-    const Segment& s = mine[taken % kSegments];
+  while (walk.next(args, s, false)) {
     const Scoring scoring(a, s.kv_head);
     if constexpr (Of::kSharedQuery) share_queries<Of>(a, s, stages + stage_at<Of>(Of::kStages, 0));
     WarpRows<Of> w;

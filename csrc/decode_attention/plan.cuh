@@ -127,22 +127,20 @@ struct Segment {
 
 // Goes through the segments of a block's run. All threads follow the same path.
 struct Walk {
-  i64 left;    // tiles of the run
-  int run;     // tiles of a full run, or fewer
-  int within;  // the next tile, counted from the first one of its sequence
-  int sequence;
-  Span span;  // of the sequence
+  int run, left;         // tiles of the block's run, and those that are left
+  int within, sequence;  // the next tile, counted from the first one of its sequence
+  Span span;             // of the sequence
 
   DEVICE Walk(const DecodeArgs& args, const Start& start)
-      : left(start.end - start.begin),
-        run(static_cast<int>(left < 0x40000000 ? left : 0x40000000)),
+      : run(static_cast<int>(start.end - start.begin)),
+        left(run),
         within(static_cast<int>(start.begin - start.first)),
         sequence(start.sequence) {
     if (left > 0) span = span_of(args.call, sequence);
   }
 
-  // Whether there is another segment, which becomes `s`. The first block of a unit records it for merge_parts.
-  DEVICE bool next(const DecodeArgs& args, Segment& s) {
+  // Whether there is another segment, which becomes `s`. `notes`: the first block of a unit records it for merge_parts.
+  DEVICE bool next(const DecodeArgs& args, Segment& s, bool notes) {
     if (left <= 0) return false;
     const Attention& a = args.call;
     const int units = units_of(a), row_tiles = row_tiles_of(a);
@@ -158,10 +156,10 @@ struct Walk {
     s.length = span.length;
     s.oldest = span.oldest;
     s.first_tile = span.first + tile;
-    s.tiles = left < span.tiles - tile ? static_cast<int>(left) : span.tiles - tile;
+    s.tiles = lesser(left, span.tiles - tile);
     s.whole = s.tiles == span.tiles && args.cluster == 0;
     s.slot = static_cast<int>(blockIdx.x) * 2 + (tile == 0 ? 1 : 0);
-    if (tile == 0 && args.cluster == 0 && threadIdx.x == 0) {  // a unit that goes on fills this block's run
+    if (notes && tile == 0 && args.cluster == 0 && threadIdx.x == 0) {  // a unit that goes on fills this block's run
       const int first = static_cast<int>(blockIdx.x), more = span.tiles - s.tiles;
       *reinterpret_cast<int2*>(args.shares + 2 * (static_cast<i64>(sequence) * units + unit)) =
           make_int2(first, more == 0 ? first : first + (more + run - 1) / run);

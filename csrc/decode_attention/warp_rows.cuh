@@ -18,18 +18,6 @@ struct WarpRows {
   float slope[2];
 };
 
-// Brings the 16 rows of a segment that comes later to the L2 cache.
-template <class Of>
-DEVICE void prefetch_queries(const Attention& a, const Segment& s) {
-  constexpr int kLines = Of::kWidth * 2 / 128;
-  const int i = static_cast<int>(threadIdx.x), number = i / kLines;
-  if (number >= s.rows) return;
-  const Row row = row_of(a, s, number);
-  const char* const from =
-      a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head + i % kLines * 128;
-  if (i % kLines * 64 < a.key_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
 // Copies the 16 rows to shared memory in the layout of a stage, with zeros for missing rows. Ends with a block barrier.
 template <class Of>
 DEVICE void share_queries(const Attention& a, const Segment& s, char* to) {

@@ -92,7 +92,7 @@ struct PermuteArgs {
 };
 
 // The maximum number of pairs of `permute_few`, whose blocks each count all of them.
-constexpr int kFewPairs = 16384;
+constexpr int kFewPairs = 16384, kCountingThreads = 512;
 
 // Sorts few pairs and copies their rows, in one launch. Block (t, i) copies the i-th part of the t-th tokens.
 struct PermuteFewArgs {

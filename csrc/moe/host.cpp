@@ -121,7 +121,9 @@ Tensor permute_op(const Tensor& rows, const Tensor& positions, int64_t slots, bo
 
 // ---- few pairs: places and rows together ----
 
-constexpr int64_t kCountingBlocks = 8;  // per multiprocessor: with more, counting takes longer than it hides
+// How many threads a multiprocessor has for blocks that each count all pairs: more of them, in blocks of fewer threads,
+// would count longer than they hide.
+constexpr int64_t kResidentThreads = 1024, kManyPairs = 4096;
 
 struct PermuteFew {
   Norm rows;
@@ -149,13 +151,15 @@ void permute_few_cuda(const PermuteFew& call, SortArgs sort, const Tensor& ids) 
   args.id_bytes = sort.id_bytes;
   args.units = sort.pairs > 0 ? static_cast<unsigned>(row_bytes / unit) : 0;
   args.unit_bytes = static_cast<unsigned>(unit);
-  const int64_t most = kCountingBlocks * multiprocessors(call.rows.device);
+  const int64_t threads = sort.pairs > kManyPairs ? kCountingThreads : kSharedThreads;
+  const int64_t most = kResidentThreads / threads * multiprocessors(call.rows.device);
   const int64_t together = std::min<int64_t>((call.rows.rows + most - 1) / most, kMostExperts / std::max(args.k, 1));
   args.together = static_cast<int>(std::max<int64_t>(together, 1));
   const int64_t blocks = (call.rows.rows + args.together - 1) / args.together;
-  const uint32_t parts = static_cast<uint32_t>(parts_of_row(call.rows.device, blocks, args.units));
+  const int64_t parts = threads == kSharedThreads ? parts_of_row(call.rows.device, blocks, args.units) : 1;
   void* arguments[] = {&args};
-  LaunchShape shape = {static_cast<uint32_t>(std::max<int64_t>(blocks, 1)), parts, kSharedThreads, 1, 0};
+  LaunchShape shape = {static_cast<uint32_t>(std::max<int64_t>(blocks, 1)), static_cast<uint32_t>(parts),
+                       static_cast<uint32_t>(threads)};
   args.early = shape.early = starts_early(shape, call.rows.device);
   launch(kernels, call.rows.device, entry::moe_permute_few, shape, arguments);
 }

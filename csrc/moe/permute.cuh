@@ -72,31 +72,31 @@ DEVICE void permute(const PermuteArgs& a) {
 
 // ---- few pairs: their places and their rows in one launch ----
 
-constexpr int kFewThreads = 128, kIdsAtOnce = 8, kMostPlaces = 1024;
+constexpr int kIdsAtOnce = 8, kMostPlaces = 1024, kFewest = 128;
 
-struct FewPlaces {
+struct alignas(16) FewPlaces {
   int before[kMostExperts + 1], others[kMostExperts + 1];  // pairs of each expert, and of none
   int places[kMostPlaces];
-  int sums[kFewThreads / 32];
+  int sums[kCountingThreads / 32];
 };
 
 // Counts all pairs by expert, those before the pair `first` apart. Sums of integers, so their order does not matter.
 DEVICE void count_few(const PermuteFewArgs& a, int first, FewPlaces& of) {
-  const int me = static_cast<int>(threadIdx.x);
+  const int me = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
 #pragma unroll 1
-  for (int i = me; i <= a.experts; i += kFewThreads) of.before[i] = of.others[i] = 0;
+  for (int i = me; i <= a.experts; i += threads) of.before[i] = of.others[i] = 0;
 #pragma unroll 1
-  for (int start = 0; start < a.pairs; start += kFewThreads * kIdsAtOnce) {
+  for (int start = 0; start < a.pairs; start += threads * kIdsAtOnce) {
     u32 bucket[kIdsAtOnce];  // loaded together, so that the memory's latency counts once
 #pragma unroll
     for (int i = 0; i < kIdsAtOnce; ++i) {
-      const int pair = start + i * kFewThreads + me;
+      const int pair = start + i * threads + me;
       if (pair < a.pairs) bucket[i] = bucket_at(a.ids, a.id_bytes, a.experts, static_cast<u32>(pair));
     }
     if (start == 0) __syncthreads();
 #pragma unroll
     for (int i = 0; i < kIdsAtOnce; ++i) {
-      const int pair = start + i * kFewThreads + me;
+      const int pair = start + i * threads + me;
       if (pair < a.pairs) atomicAdd((pair < first ? of.before : of.others) + bucket[i], 1);
     }
   }
@@ -106,7 +106,7 @@ DEVICE void count_few(const PermuteFewArgs& a, int first, FewPlaces& of) {
 // Turns the counts of pairs before into the slots of each expert's next pairs. The first block writes the ends.
 DEVICE void start_few(const PermuteFewArgs& a, bool writes, FewPlaces& of) {
   const int me = static_cast<int>(threadIdx.x), lane = me % 32, warp = me / 32;
-  const int each = a.experts / kFewThreads + 1, from = me * each;
+  const int each = a.experts / static_cast<int>(blockDim.x) + 1, from = me * each;
   const auto count = [&](int i) { return from + i <= a.experts ? of.before[from + i] + of.others[from + i] : 0; };
   int sum = 0;
 #pragma unroll 1
@@ -120,8 +120,8 @@ DEVICE void start_few(const PermuteFewArgs& a, bool writes, FewPlaces& of) {
   if (lane == 31) of.sums[warp] = through;
   __syncthreads();
   int start = through - sum;
-#pragma unroll
-  for (int i = 0; i < kFewThreads / 32; ++i) start += i < warp ? of.sums[i] : 0;
+#pragma unroll 4
+  for (int i = 0; i < warp; ++i) start += of.sums[i];
 #pragma unroll 1
   for (int i = 0; i < each; ++i) {
     const int next = start + count(i);
@@ -148,6 +148,24 @@ DEVICE void place_few(const PermuteFewArgs& a, int first, int count, FewPlaces& 
   }
 }
 
+// The fewest pairs are compared instead. A pair's key orders it by expert, then by its number, so the number of keys
+// below it is its slot. All lanes of a warp call this.
+DEVICE int keys_below(const int* keys, int key) {
+  const int4 four = *reinterpret_cast<const int4*>(keys + 4 * (threadIdx.x % 32));
+  return warp_count((four.x < key ? 1 : 0) + (four.y < key ? 1 : 0) + (four.z < key ? 1 : 0) + (four.w < key ? 1 : 0));
+}
+DEVICE void compare_few(const PermuteFewArgs& a, int first, int own, FewPlaces& of) {
+  const int me = static_cast<int>(threadIdx.x);
+  const u32 bucket = me < a.pairs ? bucket_at(a.ids, a.id_bytes, a.experts, static_cast<u32>(me)) : 0;
+  of.before[me] = me < a.pairs ? static_cast<int>(bucket) * kFewest + me : 0x7fffffff;
+  __syncthreads();
+#pragma unroll 2
+  for (int i = me / 32; i < own; i += kFewest / 32) {
+    const int key = of.before[first + i], slot = keys_below(of.before, key);
+    if (me % 32 == 0) of.places[i] = key < a.experts * kFewest ? slot : ~slot;
+  }
+}
+
 // Every block counts all pairs, while the first loads of its tokens' rows are in flight. There are several tokens in a
 // block, or one with up to any number of places.
 template <class Unit>
@@ -170,13 +188,18 @@ DEVICE void permute_few_rows(const PermuteFewArgs& a, FewPlaces& of) {
     if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), place >= 0 ? from : Unit{});
   };
   if (own > 0) load_units(first, first_unit());
-  count_few(a, first, of);
-  start_few(a, blockIdx.x + blockIdx.y == 0, of);
+  const bool fewest = a.pairs <= kFewest;
+  if (fewest) {
+    compare_few(a, first, own, of);
+  } else {
+    count_few(a, first, of);
+    start_few(a, blockIdx.x + blockIdx.y == 0, of);
+  }
 #pragma unroll 1
   for (int done = first; done < first + own; done += kMostPlaces) {
     const int left = first + own - done, count = left < kMostPlaces ? left : kMostPlaces;
     if (done > first) __syncthreads();
-    if (me < 32) place_few(a, done, count, of);
+    if (me < 32 && !fewest) place_few(a, done, count, of);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < count; i += a.k) {
@@ -197,7 +220,15 @@ DEVICE void permute_few_rows(const PermuteFewArgs& a, FewPlaces& of) {
       }
     }
 #pragma unroll 1
-    for (int i = me; i < count && blockIdx.y == 0; i += kFewThreads) a.positions[done + i] = of.places[i];
+    for (int i = me; i < count && blockIdx.y == 0; i += static_cast<int>(blockDim.x)) {
+      a.positions[done + i] = of.places[i];
+    }
+  }
+#pragma unroll 1
+  for (int expert = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x) * (kFewest / 32) + me / 32;
+       fewest && expert < a.experts; expert += static_cast<int>(gridDim.x * gridDim.y) * (kFewest / 32)) {
+    const int end = keys_below(of.before, (expert + 1) * kFewest);
+    if (me % 32 == 0) a.ends[expert] = end;
   }
 }
 
