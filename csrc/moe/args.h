@@ -51,6 +51,8 @@ struct GatingBackwardArgs {
   int unused;
 };
 
+constexpr int kMostSortBlocks = 8;  // that sort in one launch, as a cluster
+
 // A stable sort of pairs by expert. A pair is a token and one of its experts, numbered token by token. Block b sorts
 // the `chunk` pairs from b * chunk on. Results that a call does not need are null.
 struct SortArgs {
@@ -60,7 +62,7 @@ struct SortArgs {
   int* total;      // one number: slots in use, padding included
   int* positions;  // pair -> slot; ~slot for a pair without an expert, whose slots come last
   int* ends;       // expert -> end of its slots
-  int* counts;     // [block][bucket], scratch: pairs, then the block's offset in the bucket
+  int* counts;     // [block][bucket], scratch: pairs, then the block's offset in the bucket; null: one launch sorts
   int* starts;     // [bucket], scratch: first slot; the last bucket is for pairs without an expert
   int* totals;     // [bucket], scratch: pairs
   Division block_size;
@@ -89,10 +91,10 @@ struct PermuteArgs {
   unsigned int prefetch;  // prefetch the row this many tokens ahead into L2; 0: none
 };
 
-// The maximum number of pairs of `permute_few`, whose blocks each compute the slots themselves.
-constexpr int kFewPairs = 1024;
+// The maximum number of pairs of `permute_few`, whose blocks each count all of them.
+constexpr int kFewPairs = 16384, kCountingThreads = 512;
 
-// Sorts the pairs of few tokens and copies their rows, in one launch. Block (t, i) copies the i-th part of token t.
+// Sorts few pairs and copies their rows, in one launch. Block (t, i) copies the i-th part of the t-th tokens.
 struct PermuteFewArgs {
   const char* rows;
   char* result;
@@ -107,8 +109,8 @@ struct PermuteFewArgs {
   int id_bytes;  // 4 or 8
   unsigned int units;
   unsigned int unit_bytes;
-  int early;  // begin_launch
-  int unused;
+  int early;     // begin_launch
+  int together;  // tokens of a block
 };
 
 // Sums the rows of each token, times their weights. `weights` may be null.
@@ -124,8 +126,8 @@ struct CombineArgs {
   unsigned int tokens;
   unsigned int units;  // vectors of 16 bytes, or elements
   int dtype;
-  int early;  // begin_launch; combine_any never is
-  int unused;
+  int early;              // begin_launch; combine_any never is
+  unsigned int prefetch;  // prefetch the row of the token this many ahead into L2, if it has one; 0: none
 };
 
 // The gradients of that sum. For a row: its weight times grad. For a weight: the dot product of grad and its row.

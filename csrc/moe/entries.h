@@ -13,7 +13,7 @@
 
 #define MOE_KERNELS(KERNEL)                                              \
   KERNEL(moe_permute, PermuteArgs, 512, 1024, 64, 0, permute)            \
-  KERNEL(moe_permute_few, PermuteFewArgs, 128, 1024, 64, 0, permute_few) \
+  KERNEL(moe_permute_few, PermuteFewArgs, 512, 1024, 64, 0, permute_few) \
   KERNEL(moe_zero, ZeroArgs, 256, 1024, 64, 0, zero)                     \
   KERNEL(moe_repeat, RepeatArgs, 128, 1024, 64, 0, repeat)               \
   PRECAST_DTYPES(MOE_COMBINE_OF, KERNEL)                                 \

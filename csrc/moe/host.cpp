@@ -13,7 +13,7 @@ namespace {
 // ---- how the kernels are launched ----
 //
 //   permute            a row of threads per token; a thread loads its units once and stores them to all k slots
-//   permute_few        the same for up to kFewPairs pairs, in the launch that sorts them: every block sorts all pairs
+//   permute_few        the same for up to kFewPairs pairs, in the launch that sorts them: every block counts all pairs
 //   combine_<dtype>    a row of threads per token; a thread sums 16-byte vectors of the token's rows
 //   combine_few_*      the same for fewer tokens than multiprocessors: several blocks per token, a vector per thread
 //   combine_any        the same, element by element
@@ -58,6 +58,7 @@ void permute_rows_cuda(const Permute& call) {
                  args.rows = call.data + begin * call.stride;
                  args.positions = call.positions + begin * call.places.k;
                  args.tokens = count;
+                 shape.early = true;
                  launch(kernels, call.rows.device, entry::moe_permute, shape, arguments);
                });
 }
@@ -118,7 +119,11 @@ Tensor permute_op(const Tensor& rows, const Tensor& positions, int64_t slots, bo
   return result;
 }
 
-// ---- few tokens: places and rows together ----
+// ---- few pairs: places and rows together ----
+
+// How many threads a multiprocessor has for blocks that each count all pairs: more of them, in blocks of fewer threads,
+// would count longer than they hide.
+constexpr int64_t kResidentThreads = 1024, kManyPairs = 4096;
 
 struct PermuteFew {
   Norm rows;
@@ -146,9 +151,15 @@ void permute_few_cuda(const PermuteFew& call, SortArgs sort, const Tensor& ids) 
   args.id_bytes = sort.id_bytes;
   args.units = sort.pairs > 0 ? static_cast<unsigned>(row_bytes / unit) : 0;
   args.unit_bytes = static_cast<unsigned>(unit);
-  const uint32_t parts = static_cast<uint32_t>(parts_of_row(call.rows.device, call.rows.rows, args.units));
+  const int64_t threads = sort.pairs > kManyPairs ? kCountingThreads : kSharedThreads;
+  const int64_t most = kResidentThreads / threads * multiprocessors(call.rows.device);
+  const int64_t together = std::min<int64_t>((call.rows.rows + most - 1) / most, kMostExperts / std::max(args.k, 1));
+  args.together = static_cast<int>(std::max<int64_t>(together, 1));
+  const int64_t blocks = (call.rows.rows + args.together - 1) / args.together;
+  const int64_t parts = threads == kSharedThreads ? parts_of_row(call.rows.device, blocks, args.units) : 1;
   void* arguments[] = {&args};
-  LaunchShape shape = {static_cast<uint32_t>(std::max<int64_t>(call.rows.rows, 1)), parts, kSharedThreads, 1, 0};
+  LaunchShape shape = {static_cast<uint32_t>(std::max<int64_t>(blocks, 1)), static_cast<uint32_t>(parts),
+                       static_cast<uint32_t>(threads)};
   args.early = shape.early = starts_early(shape, call.rows.device);
   launch(kernels, call.rows.device, entry::moe_permute_few, shape, arguments);
 }
@@ -211,6 +222,7 @@ void combine_cuda(const char*, const Combine& call) {
       vectors_of(misalignment(work.rows, args.stride) | misalignment(work.result, row_bytes), row_bytes);
   args.units = static_cast<unsigned>(vectors > 0 ? vectors : work.width);
   args.dtype = static_cast<int>(call.rows.dtype);
+  args.prefetch = args.k == 1 && vectors > 0 && row_bytes < (int64_t{1} << 31) ? rows_ahead(row_bytes) : 0;
   // A thread loads one row after the other. With few tokens no other threads hide that latency, so all loads start at
   // once.
   constexpr int64_t kFewThreads = 64;

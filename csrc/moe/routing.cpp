@@ -17,8 +17,8 @@ namespace {
 //
 //   gate            a warp per token, which chooses the experts in registers
 //   gate_backward   a warp per token
-//   sort_place      a block per chunk of pairs, divided among its warps. A single block needs no other launch; else
-//                   sort_count counts the pairs of each chunk first, and sort_scan sums the counts
+//   sort_place      a block per chunk of pairs, divided among its warps. A single block, or a cluster, needs no other
+//                   launch; else sort_count counts the pairs of each chunk first, and sort_scan sums the counts
 
 constexpr int kSharedBytes = 48 * 1024, kGateSharedBytes = 48 * 1024;
 
@@ -235,35 +235,39 @@ Tensor gating_backward_op(const Tensor& grad, const Tensor& logits, const Tensor
 
 // ---- places ----
 
-constexpr int64_t kAlonePairs = 4096;  // sorted by a single block
-constexpr int64_t kBlockPairs = 1024;  // per block, unless that makes more than kMostBlocks
+constexpr int64_t kAlonePairs = 4096;     // sorted by a single block
+constexpr int64_t kBlockPairs = 1024;     // per block, unless that makes more than kMostBlocks
+constexpr int64_t kClusterPairs = 16384;  // sorted by a cluster
 constexpr int64_t kMostBlocks = 128;
 
 // Threads of the sorting kernels, which keep a count per warp and bucket: as many warps as shared memory allows and the
 // chunk needs.
 int64_t sort_threads(const SortArgs& args) {
-  const int64_t warps = (kSharedBytes / 4 - 32) / (args.experts + 1) - 2, wanted = rounded(args.chunk, 32) / 32;
+  const int64_t warps = (kSharedBytes / 4 - 32) / (args.experts + 1) - 3, wanted = rounded(args.chunk, 32) / 32;
   return 32 * std::min<int64_t>(32, std::max<int64_t>(8, std::min(warps, wanted)));
 }
 
 void sort_cuda(SortArgs args, const Tensor& ids) {
-  const int64_t blocks =
-      args.pairs <= kAlonePairs ? 1 : std::min<int64_t>(kMostBlocks, (args.pairs + kBlockPairs - 1) / kBlockPairs);
-  args.chunk = static_cast<int>(rounded((args.pairs + blocks - 1) / blocks, 32));
   const int device = ids.device_index();
+  const int64_t needed = (args.pairs + kBlockPairs - 1) / kBlockPairs;
+  const bool cluster = needed > 1 && args.pairs <= kClusterPairs && has_clusters(kernels, device);
+  const bool alone = cluster || args.pairs <= kAlonePairs;
+  const int64_t blocks = cluster ? kMostSortBlocks : alone ? 1 : std::min(kMostBlocks, needed);
+  args.chunk = static_cast<int>(rounded((args.pairs + blocks - 1) / blocks, 32));
   const int64_t buckets = args.experts + 1, threads = sort_threads(args);
-  // A count per warp and bucket, the pairs and the first slot of each bucket, and a word per warp to scan them.
-  const uint32_t shared = static_cast<uint32_t>(((threads / 32 + 2) * buckets + 32) * 4);
-  const int64_t words = blocks > 1 ? (blocks + 2) * buckets : 1;
+  // A count per warp and bucket, the pairs of each bucket here and in all, its first slot, and a word per warp.
+  const uint32_t shared = static_cast<uint32_t>(((threads / 32 + 3) * buckets + 32) * 4);
+  const int64_t words = alone ? 1 : (blocks + 2) * buckets;
   const Tensor between = empty(&words, 1, aoti_torch_dtype_int32(), ids);
-  args.counts = static_cast<int*>(between.mutable_data());
-  args.totals = args.counts + blocks * buckets;
-  args.starts = args.totals + buckets;
   void* arguments[] = {&args};
-  const LaunchShape shape = {static_cast<uint32_t>(blocks), 1, static_cast<uint32_t>(threads), 1, shared};
-  if (blocks > 1) {
+  LaunchShape shape = {static_cast<uint32_t>(blocks), 1, static_cast<uint32_t>(threads), 1, shared, true};
+  if (cluster) shape.cluster = static_cast<uint32_t>(blocks);
+  if (!alone) {
+    args.counts = static_cast<int*>(between.mutable_data());
+    args.totals = args.counts + blocks * buckets;
+    args.starts = args.totals + buckets;
     launch(kernels, device, entry::moe_sort_count, shape, arguments);
-    launch(kernels, device, entry::moe_sort_scan, {1, 1, 1024, 1, 0}, arguments);
+    launch(kernels, device, entry::moe_sort_scan, {1, 1, 1024, 1, 0, true}, arguments);
   }
   launch(kernels, device, entry::moe_sort_place, shape, arguments);
 }

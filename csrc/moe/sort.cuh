@@ -1,6 +1,7 @@
 // Sorts pairs of a token and an expert by expert.
 #pragma once
 
+#include "../gpu/blocks.cuh"
 #include "moe.cuh"
 
 namespace precast {
@@ -131,6 +132,7 @@ DEVICE void write_experts(const SortArgs& a, const int* starts) {
 // The first of three launches: counts the pairs of each block by bucket.
 DEVICE void sort_count(const SortArgs& a) {
   extern __shared__ u32 sort_memory[];
+  begin_launch(1);
   const u32 buckets = static_cast<u32>(a.experts) + 1, warps = blockDim.x / 32;
   fill_slots(a);
   count_pairs(a, sort_memory);
@@ -146,6 +148,7 @@ DEVICE void sort_count(const SortArgs& a) {
 // The second launch, of one block: turns counts into offsets within each bucket.
 DEVICE void sort_scan(const SortArgs& a) {
   __shared__ u32 sums[32];
+  begin_launch(1);
   const u32 buckets = static_cast<u32>(a.experts) + 1;
   const u32 blocks = static_cast<u32>((a.pairs + static_cast<i64>(a.chunk) - 1) / a.chunk);
 #pragma unroll 1
@@ -170,13 +173,15 @@ DEVICE void sort_scan(const SortArgs& a) {
   write_ends(a, a.starts);
 }
 
-// The third launch, or the only one: writes the slots.
+// The third launch, or the only one, of a cluster of blocks: writes the slots.
 DEVICE void sort_place(const SortArgs& a) {
   extern __shared__ u32 place_memory[];
+  begin_launch(1);
   const u32 buckets = static_cast<u32>(a.experts) + 1, warps = blockDim.x / 32;
-  const bool alone = gridDim.x == 1;
+  const bool alone = a.counts == nullptr;
   int* totals = reinterpret_cast<int*>(place_memory + warps * buckets);
-  const int* starts = alone ? totals + buckets : a.starts;
+  int* others = totals + buckets;  // pairs of all blocks, then this block's first slots
+  const int* starts = alone ? others + buckets : a.starts;
   if (alone) fill_slots(a);
   count_pairs(a, place_memory);
 #pragma unroll 1
@@ -193,8 +198,29 @@ DEVICE void sort_place(const SortArgs& a) {
   }
   __syncthreads();
   if (alone) {
-    find_starts(a, totals, totals + buckets, reinterpret_cast<u32*>(totals + 2 * buckets));
-    write_ends(a, starts);
+    const auto sum_blocks = [&](u32 bucket, int blocks) {
+      int pairs[kMostSortBlocks], sum = 0;
+#pragma unroll
+      for (int block = 0; block < kMostSortBlocks; ++block) {
+        pairs[block] = block < blocks ? read_from(totals + bucket, block) : 0;
+      }
+#pragma unroll
+      for (int block = 0; block < kMostSortBlocks; ++block) sum += pairs[block];
+      return sum;
+    };
+    wait_for_cluster();
+#pragma unroll 1
+    for (u32 bucket = threadIdx.x; bucket < buckets; bucket += blockDim.x) {
+      others[bucket] = sum_blocks(bucket, static_cast<int>(gridDim.x));
+    }
+    __syncthreads();
+    find_starts(a, others, others + buckets, reinterpret_cast<u32*>(others + 2 * buckets));
+    if (blockIdx.x == 0) write_ends(a, starts);
+#pragma unroll 1
+    for (u32 bucket = threadIdx.x; bucket < buckets; bucket += blockDim.x) {
+      others[bucket] = starts[bucket] + sum_blocks(bucket, static_cast<int>(blockIdx.x));
+    }
+    wait_for_cluster();
   }
   write_experts(a, starts);
   u32* mine = place_memory + threadIdx.x / 32 * buckets;
@@ -205,7 +231,7 @@ DEVICE void sort_place(const SortArgs& a) {
     __syncwarp();
     if (!active) return;
     int slot = static_cast<int>(next + static_cast<u32>(__popc(peers & lanes_below())));
-    if (alone) slot += starts[bucket];
+    if (alone) slot += others[bucket];
     const bool placed = bucket < buckets - 1;
     if (a.sorted != nullptr && placed) a.sorted[slot] = static_cast<int>(pair);
     if (a.positions != nullptr) a.positions[pair] = placed ? slot : ~slot;

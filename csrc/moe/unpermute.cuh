@@ -17,6 +17,10 @@ DEVICE void combine_row(const CombineArgs& a) {
   if (token >= a.tokens) return;
   const int* positions = a.positions + static_cast<i64>(token) * a.k;
   const float* weights = a.weights == nullptr ? nullptr : a.weights + static_cast<i64>(token) * a.k;
+  if (a.prefetch != 0 && threadIdx.x == 0 && token + a.prefetch < a.tokens) {
+    const int ahead = positions[a.prefetch];
+    if (ahead >= 0 && ahead < a.slots) prefetch(a.rows + ahead * a.stride, static_cast<u32>(a.row_bytes));
+  }
   const u32 step = unit_step();
   char* result = a.result + token * a.row_bytes;
 #pragma unroll 1

@@ -58,10 +58,10 @@ BAD = [
     ("moe_permute_few", (ROWS, IDS.float(), 2), "topk_ids is float32; needed int32 or int64"),
     (
         "moe_permute_few",
-        (ROWS, IDS.expand(513, 2), 2),
-        "topk_ids has shape (513, 2); needed 1 or more for a token, 1024 in all",
+        (ROWS, IDS.expand(8193, 2), 2),
+        "topk_ids has shape (8193, 2); needed 1 or more for a token, 16384 in all",
     ),
-    ("moe_permute_few", (ROWS, IDS[:, :0], 2), "topk_ids has shape (1, 0); needed 1 or more for a token, 1024 in all"),
+    ("moe_permute_few", (ROWS, IDS[:, :0], 2), "topk_ids has shape (1, 0); needed 1 or more for a token, 16384 in all"),
     ("moe_permute_few", (ROWS, IDS, 2), "topk_ids has shape (1, 2) and rows (2, 4); needed as many rows"),
     ("moe_positions", (IDS.float(), 2), "topk_ids is float32; needed int32 or int64"),
     ("moe_positions", (IDS[0], 2), "topk_ids has shape (2,); needed (tokens, k)"),

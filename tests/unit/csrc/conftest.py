@@ -40,6 +40,8 @@ PTX_AS_CPP = {
     "griddepcontrol": "",
     "mov.u32": "",  # these are behind #if for clusters
     "barrier.cluster": "",
+    "mapa.": "",
+    "ld.shared::cluster": "",
     "mbarrier.": "",
     "fence.mbarrier": "",
     "ex2.approx": "result = exp2f(power);",

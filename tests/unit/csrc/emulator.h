@@ -219,6 +219,7 @@ inline unsigned __shfl_down_sync(unsigned, unsigned value, unsigned distance) {
   return taken;
 }
 
+inline int atomicAdd(int* to, int value) { return (*to += value) - value; }  // fibers change places at barriers only
 inline void __syncwarp() { emulator::yield(emulator::State::kAtShuffle); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }

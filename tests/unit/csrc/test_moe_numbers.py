@@ -91,7 +91,7 @@ def test_places(gpu: Emulated, pairs: tuple[int, int], experts: int) -> None:
 
 
 @pytest.mark.parametrize("experts", [1, 60, 1024])
-@pytest.mark.parametrize("pairs", [(0, 2), (1, 1), (3, 2), (9, 40), (128, 8)], ids=str)
+@pytest.mark.parametrize("pairs", [(0, 2), (1, 1), (3, 2), (9, 40), (128, 8), (1500, 3), (2, 1300)], ids=str)
 def test_places_and_rows_of_few_tokens(gpu: Emulated, pairs: tuple[int, int], experts: int) -> None:
     """One launch: vectors, words and elements, rows with gaps, ids of both widths, some left out or too large."""
     ids = torch.randint(-1, experts + 1, pairs, generator=torch.Generator().manual_seed(experts))

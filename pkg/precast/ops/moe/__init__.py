@@ -210,7 +210,9 @@ def moe_permute(
     if isinstance(rows, Proxy):
         return recorded(moe_permute, **locals())  # type: ignore[no-any-return]
     try:
-        if rows.is_cuda and align_block_size is None and topk_ids.numel() <= checks.FEW_PAIRS:
+        pairs = topk_ids.numel()
+        few = pairs <= checks.FEW_PAIRS and rows.shape[0] * pairs <= checks.FEW_COUNTED
+        if rows.is_cuda and align_block_size is None and few:
             permuted, positions, ends = _permute_few(rows, topk_ids, experts)  # one launch instead of two
         else:
             positions, ends = _positions(topk_ids, experts)

@@ -8,7 +8,8 @@ from torch import Tensor
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device, same_kind, same_shape
 
 MOST_EXPERTS = 1024
-FEW_PAIRS = 1024  # kFewPairs of csrc/moe/args.h
+FEW_PAIRS = 16384  # kFewPairs of csrc/moe/args.h
+FEW_COUNTED = 2**24  # tokens times pairs: with more, blocks that each count all pairs take longer than a sort
 _MOST_PAIRS = 2**31
 
 
