@@ -189,8 +189,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
   const Start start = find_start(args, sums, &found);
   const int width = a.key_width, piece = a.key_piece_width, bytes = cache_bytes(a);
   const i64 piece_bytes = a.key_piece;
-  Walk walk(args, start);
-  for (Segment s; walk.next(args, s, true);) {
+  for_segments(args, start, [&](const Segment& s) {
     const Scoring scoring(a, s.kv_head);
     for (int i = static_cast<int>(threadIdx.x); i < kRows * width; i += kAnyWarps * 32) {
       const int r = i / width, column = i - r * width;
@@ -226,7 +225,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
       if (has_rows) add_values(a, tile, weight, w);
     }
     end_any(args, s, w);
-  }
+  });
 }
 
 }  // namespace decode_attention

@@ -61,11 +61,11 @@ struct Attention {
 struct DecodeArgs {
   Attention call;
   Division block_size;
-  Division pieces;  // 16-byte chunks in a piece of a key
-  float* parts;     // two per block of the first kernel: rows of value_width sums, then maxima, then sums of weights
-  int* shares;      // the first and the last block of each unit with keys
-  int blocks;       // in the first kernel
-  int cluster;      // blocks that share a unit and merge it by themselves; 0: the line of all tiles is split
+  Division pieces;    // 16-byte chunks in a piece of a key
+  float* parts;       // two per block of the first kernel: rows of value_width sums, then maxima, then sums of weights
+  long long* starts;  // the first tile number of each sequence, followed by the total number of tiles
+  int blocks;         // in the first kernel
+  int cluster;        // blocks that share a unit and merge it by themselves; 0: the line of all tiles is split
 };
 
 }  // namespace decode_attention

@@ -6,21 +6,36 @@
 namespace precast {
 namespace decode_attention {
 
-// Reduces the partial softmaxes of a row of a unit, in the order of the first kernel's blocks. host.cpp chooses the
-// number of warps; each uses a line of shared memory. A row that one block of the first kernel handled completely is
-// already written. A row without keys becomes zero.
-DEVICE void merge_row(const DecodeArgs& args, u32 number, int from, int to) {
+// Reduces the partial softmaxes of a row of the result, one block per row, in the order of the first kernel's blocks.
+// host.cpp chooses the number of warps; each uses a line of shared memory. A row that one block of the first kernel
+// handled completely is already written. A row without keys becomes zero.
+DEVICE void merge(const DecodeArgs& args) {
   extern __shared__ __align__(16) char room[];
   float (*const lines)[kMergeLine] = reinterpret_cast<float (*)[kMergeLine]>(room);  // sums, maximum, sum of weights
   const Attention& a = args.call;
-  const int shared_row = static_cast<int>(blockIdx.y);
+  const int row = static_cast<int>(blockIdx.x), per_sequence = a.queries * a.heads;
+  const int sequence = row / per_sequence, among = row - sequence * per_sequence;
+  const int query = among / a.heads, head = among - query * a.heads, group = group_of(a), kv_head = head / group;
+  const int shared_row = query * group + head - kv_head * group;  // index among the rows that share the key head
+  const int unit = kv_head * row_tiles_of(a) + shared_row / kRows;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int warps = static_cast<int>(blockDim.x) >> 5;
+  launch_before_has_ended();
+  next_launch_may_start();
+  const int tiles = span_of(a, sequence).tiles;
+  const i64 run = run_of(args.starts[a.sequences], args.blocks);
+  int from = 0, to = -1;
+  if (tiles > 0) {
+    const i64 begin = args.starts[sequence] + static_cast<i64>(unit) * tiles;
+    from = static_cast<int>(divided(static_cast<u64>(begin), static_cast<u64>(run)));
+    to = static_cast<int>(divided(static_cast<u64>(begin + tiles - 1), static_cast<u64>(run)));
+    if (from == to) return;
+  }
   float most = -infinity(), total = 0.0f, sum[kMostWidth / 32] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (int block = from + warp; block <= to; block += warps) {
     // If a unit starts within a block, its partial softmax is the block's second one: see Segment::slot.
-    const float* p = part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row);
+    const float* p = part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row & (kRows - 1));
     const float its_most = p[a.value_width], its_total = p[a.value_width + 1];
     float its_sum[kMostWidth / 32];
 #pragma unroll
@@ -55,41 +70,11 @@ DEVICE void merge_row(const DecodeArgs& args, u32 number, int from, int to) {
     v[2] += q.z * keep;
     v[3] += q.w * keep;
   }
-  const u32 units = static_cast<u32>(units_of(a)), row_tiles = static_cast<u32>(row_tiles_of(a));
-  Segment s = {};
-  s.sequence = static_cast<int>(number / units);
-  s.kv_head = static_cast<int>(number % units / row_tiles);
-  s.first_row = static_cast<int>(number % row_tiles) * kRows;
-  if (s.first_row + shared_row >= rows_of(a)) return;
-  const Row place = row_of(a, s, shared_row);
-  const Closing closing = close_row(a, s.kv_head, place.head, most, total);
-  const i64 row = result_row(a, s.sequence, place);
+  const Closing closing = close_row(a, kv_head, head, most, total);
   if (threadIdx.x == 0) a.lse[row] = closing.lse;
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] *= closing.factor;
   store_columns(a, row, column, v);
-}
-
-// Blocks with the same blockIdx.y have the same row of different units. Each lane looks at another unit of the block.
-DEVICE void merge(const DecodeArgs& args) {
-  const Attention& a = args.call;
-  const u32 units = static_cast<u32>(units_of(a)), all = static_cast<u32>(a.sequences) * units, step = gridDim.x;
-  launch_before_has_ended();
-  next_launch_may_start();
-#pragma unroll 1
-  for (u32 base = blockIdx.x; base < all; base += 32 * step) {
-    const u32 mine = base + (threadIdx.x & 31) * step, unit = mine < all ? mine : 0;
-    int2 share = *reinterpret_cast<const int2*>(args.shares + 2 * static_cast<i64>(unit));
-    if (span_of(a, static_cast<int>(unit / units)).tiles == 0) share = make_int2(0, -1);
-    u32 apart = __ballot_sync(0xffffffffu, mine < all && share.x != share.y);
-#pragma unroll 1
-    for (; apart != 0; apart &= apart - 1) {
-      const int other = __ffs(static_cast<int>(apart)) - 1;
-      const int from = __shfl_sync(0xffffffffu, share.x, other), to = __shfl_sync(0xffffffffu, share.y, other);
-      merge_row(args, base + static_cast<u32>(other) * step, from, to);
-      __syncthreads();
-    }
-  }
 }
 
 // NVRTC 12.9 cannot fit the kernels for 128 elements into a third of sm_120's registers.

@@ -117,12 +117,12 @@ void attend_cuda(const Tensor& query, Attention& call) {
     return;
   }
   const Tensor parts = scratch(int64_t{args.blocks} * 2 * kRows * (call.value_width + 2), float32_code(), query);
-  const Tensor shares = scratch(2 * units, aoti_torch_dtype_int32(), query);
+  const Tensor starts = scratch(int64_t{call.sequences} + 1, aoti_torch_dtype_int64(), query);
   args.parts = static_cast<float*>(parts.mutable_data());
-  args.shares = static_cast<int*>(shares.mutable_data());
+  args.starts = static_cast<long long*>(starts.mutable_data());
+  const int64_t results = int64_t{call.sequences} * call.queries * call.heads;
   const uint32_t threads = args.blocks / units >= kManyParts ? kManyMergeThreads : kMergeThreads;
-  LaunchShape merge = {static_cast<uint32_t>(units < args.blocks ? units : args.blocks),
-                       static_cast<uint32_t>(rows < kRows ? rows : kRows), threads, 1,
+  LaunchShape merge = {static_cast<uint32_t>(results), 1, threads, 1,
                        threads / 32 * kMergeLine * static_cast<uint32_t>(sizeof(float))};
   merge.early = true;
   launch(kernels, device, entry, decode, arguments);

@@ -61,8 +61,8 @@ struct Start {
   int sequence;
 };
 
-// Every thread of the block calls this first. `sums` holds one number per warp. The blocks of merge_parts may become
-// resident from here on.
+// Every thread of the block calls this first. `sums` holds one number per warp. The first block also writes the starts
+// of all sequences for merge_parts, whose blocks may become resident from here on.
 DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   launch_before_has_ended();
   next_launch_may_start();
@@ -72,7 +72,6 @@ DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   const int from = lesser(me * each, a.sequences), to = lesser(from + each, a.sequences);
   const int units = units_of(a);
   i64 mine = 0;
-#pragma unroll 4
   for (int s = from; s < to; ++s) mine += span_of(a, s).tiles;
   mine *= units;
   i64 before = mine;  // inclusive for now
@@ -91,14 +90,18 @@ DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   before += base - mine;  // exclusive
   const i64 run = run_of(total, args.blocks);
   const i64 begin = run * blockIdx.x, end = begin + run < total ? begin + run : total;
-  if (begin >= before && begin < before + mine) {
-    i64 next = before;
+  const bool writes = blockIdx.x == 0;
+  i64 next = before;
+  const bool has_start = begin >= before && begin < before + mine;
+  if (writes || has_start) {
     for (int s = from; s < to; ++s) {
       const i64 tiles = static_cast<i64>(span_of(a, s).tiles) * units;
-      if (begin >= next && begin < next + tiles) *found = {begin, end, next, s};
+      if (writes) args.starts[s] = next;
+      if (has_start && begin >= next && begin < next + tiles) *found = {begin, end, next, s};
       next += tiles;
     }
   }
+  if (writes && me == threads - 1) args.starts[a.sequences] = total;
   __syncthreads();
   if (begin >= end) return {begin, begin, 0, 0};
   return *found;
@@ -125,50 +128,38 @@ struct Segment {
   int slot;    // of its partial softmax, if not whole
 };
 
-// Goes through the segments of a block's run. All threads follow the same path.
-struct Walk {
-  int run, left;         // tiles of the block's run, and those that are left
-  int within, sequence;  // the next tile, counted from the first one of its sequence
-  Span span;             // of the sequence
-
-  DEVICE Walk(const DecodeArgs& args, const Start& start)
-      : run(static_cast<int>(start.end - start.begin)),
-        left(run),
-        within(static_cast<int>(start.begin - start.first)),
-        sequence(start.sequence) {
-    if (left > 0) span = span_of(args.call, sequence);
-  }
-
-  // Whether there is another segment, which becomes `s`. `notes`: the first block of a unit records it for merge_parts.
-  DEVICE bool next(const DecodeArgs& args, Segment& s, bool notes) {
-    if (left <= 0) return false;
-    const Attention& a = args.call;
-    const int units = units_of(a), row_tiles = row_tiles_of(a);
-    while (within >= span.tiles * units) {
-      within = 0;
-      span = span_of(a, ++sequence);
+// Calls body(segment) for each segment of the block's run. All threads follow the same path.
+template <class Body>
+DEVICE void for_segments(const DecodeArgs& args, const Start& start, const Body& body) {
+  const Attention& a = args.call;
+  const int units = units_of(a), row_tiles = row_tiles_of(a), rows = rows_of(a);
+  i64 position = start.begin, first = start.first;
+  int sequence = start.sequence;
+  while (position < start.end) {
+    const Span span = span_of(a, sequence);
+    const i64 stop = first + static_cast<i64>(span.tiles) * units;
+    while (position < start.end && position < stop) {
+      const int within = static_cast<int>(position - first), unit = within / span.tiles;
+      const int tile = within - unit * span.tiles;
+      const i64 left = start.end - position;
+      Segment s;
+      s.sequence = sequence;
+      s.kv_head = unit / row_tiles;
+      s.first_row = (unit - s.kv_head * row_tiles) * kRows;
+      s.rows = lesser(rows - s.first_row, kRows);
+      s.length = span.length;
+      s.oldest = span.oldest;
+      s.first_tile = span.first + tile;
+      s.tiles = left < span.tiles - tile ? static_cast<int>(left) : span.tiles - tile;
+      s.whole = s.tiles == span.tiles && args.cluster == 0;
+      s.slot = static_cast<int>(blockIdx.x) * 2 + (tile == 0 ? 1 : 0);
+      body(s);
+      position += s.tiles;
     }
-    const int unit = within / span.tiles, tile = within - unit * span.tiles;
-    s.sequence = sequence;
-    s.kv_head = unit / row_tiles;
-    s.first_row = (unit - s.kv_head * row_tiles) * kRows;
-    s.rows = lesser(rows_of(a) - s.first_row, kRows);
-    s.length = span.length;
-    s.oldest = span.oldest;
-    s.first_tile = span.first + tile;
-    s.tiles = lesser(left, span.tiles - tile);
-    s.whole = s.tiles == span.tiles && args.cluster == 0;
-    s.slot = static_cast<int>(blockIdx.x) * 2 + (tile == 0 ? 1 : 0);
-    if (notes && tile == 0 && args.cluster == 0 && threadIdx.x == 0) {  // a unit that goes on fills this block's run
-      const int first = static_cast<int>(blockIdx.x), more = span.tiles - s.tiles;
-      *reinterpret_cast<int2*>(args.shares + 2 * (static_cast<i64>(sequence) * units + unit)) =
-          make_int2(first, more == 0 ? first : first + (more + run - 1) / run);
-    }
-    within += s.tiles;
-    left -= s.tiles;
-    return true;
+    first = stop;
+    ++sequence;
   }
-};
+}
 
 // ---- rows ----
 

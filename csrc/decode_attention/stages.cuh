@@ -15,10 +15,8 @@ struct Class {
   static constexpr bool kNarrow = kBytes == 1;
   static constexpr int kWarps = kWidth == 256 ? 2 : 4;
   static constexpr int kStages = kRowBytes == 128 ? 4 : 2;
-  static constexpr int kPerChunk = 16 / kBytes;             // elements in 16 bytes
-  static constexpr bool kSharedQuery = kWidth == 256;       // there are too few registers for it
-  static constexpr int kStageBytes = 32 * kRowBytes;        // 16 keys and 16 values of a warp
-  static constexpr int kSumRows = kStageBytes / kMost / 4;  // a warp's sums of so many rows take a stage
+  static constexpr int kPerChunk = 16 / kBytes;        // elements in 16 bytes
+  static constexpr bool kSharedQuery = kWidth == 256;  // there are too few registers for it
   static_assert(!(kNarrow && kSharedQuery), "shared queries are in the order of 16-bit keys");
 };
 
@@ -31,24 +29,6 @@ template <class Of>
 DEVICE int key_at(const Segment& s, int step, int warp) {
   return s.first_tile * kTile + (step * Of::kWarps + warp) * kWarpKeys;
 }
-template <class Of>
-DEVICE int steps_of(const Segment& s) {
-  return s.tiles * (kTile / kWarpKeys / Of::kWarps);
-}
-
-// A warp's part of a stage, in bytes from the first. The warps' parts are adjacent.
-template <class Of>
-DEVICE int stage_at(int stage, int warp) {
-  return (stage * Of::kWarps + warp) * Of::kStageBytes;
-}
-
-// Where a row of a warp's sums is, if they are in stage `stage`, in floats; and a column in it, in another order for
-// each of eight rows, because these write together.
-template <class Of>
-DEVICE int sums_at(int stage, int warp, int row) {
-  return (stage_at<Of>(stage, warp) >> 2) + row % Of::kSumRows * Of::kWidth;
-}
-DEVICE int sum_column(int row, int column) { return column ^ ((row & 7) << 3); }
 
 // The offset of a 16-byte chunk of a key or value in a stage. Each key or value is a row, whose chunks are permuted so
 // that the same chunk of eight rows covers all banks.
@@ -57,24 +37,22 @@ DEVICE u32 chunk_place(int row, int chunk) {
   return static_cast<u32>(row * Of::kRowBytes + ((chunk ^ (row & 7)) << 4));
 }
 
-// The block of the key that this lane's copies begin with, of the 16 keys from `key` on; kNoBlock if there is none.
-constexpr u32 kNoBlock = 0xffffffffu;
-DEVICE u32 find_block(const DecodeArgs& args, const Segment& s, int key) {
-  const int mine = key + (static_cast<int>(threadIdx.x) & 15);
-  int within;
-  return mine >= s.oldest && mine < s.length ? static_cast<u32>(block_at(args, s.sequence, mine, &within)) : kNoBlock;
-}
-
 // Starts the copies of the 16 keys from `key` on, and sets the bits of the keys that exist.
 template <class Of>
-DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 block, u32 stage, u32* present) {
+DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 stage, u32* present) {
   const Attention& a = args.call;
-  const int lane = static_cast<int>(threadIdx.x) & 31, row = lane & 15;
-  const bool valid = block != kNoBlock;
-  const u32 mine = static_cast<u32>(key + row);
-  const i64 within = mine - quotient(mine, args.block_size) * args.block_size.divisor;
-  const char* const keys = a.keys + block * a.key_block + within * a.key_position + s.kv_head * a.key_head;
-  const char* const values = a.values + block * a.value_block + within * a.value_position + s.kv_head * a.value_head;
+  const int lane = static_cast<int>(threadIdx.x) & 31, row = lane & 15, mine = key + row;
+  const char *keys = a.keys, *values = a.values;
+  bool valid = mine >= s.oldest && mine < s.length;
+  if (valid) {
+    int within;
+    const i64 block = block_at(args, s.sequence, mine, &within);
+    valid = block >= 0;
+    if (valid) {
+      keys += block * a.key_block + within * a.key_position + s.kv_head * a.key_head;
+      values += block * a.value_block + within * a.value_position + s.kv_head * a.value_head;
+    }
+  }
   const u32 there = __ballot_sync(0xffffffffu, valid) & 0xffffu;
   if (lane == 0) *present = there;
   constexpr int kPerRow = Of::kRowBytes / 16, kRowsAtOnce = 32 / kPerRow;
