@@ -1,6 +1,7 @@
 // Reduces the partial softmaxes of a cluster, whose blocks share the keys of one unit.
 #pragma once
 
+#include "../gpu/blocks.cuh"
 #include "stages.cuh"
 
 namespace precast {
@@ -15,30 +16,6 @@ struct OwnPart {
   static constexpr int kPitch = Of::kWidth + 4, kBegin = Of::kWarps * kRows * (Of::kWidth + 8);  // floats
   static_assert((kBegin + kRows * kPitch) * 4 <= Of::kStages * Of::kWarps * 2 * kWarpKeys * Of::kRowBytes, "fits");
 };
-
-DEVICE void wait_for_cluster() {
-#if PRECAST_ARCH >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// Reads four floats from the shared memory of block `rank` of the cluster.
-DEVICE float4 read_from(const float* p, int rank) {
-#if PRECAST_ARCH >= 900
-  float4 v;
-  u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(there)
-               : "memory");
-  return v;
-#else
-  return *reinterpret_cast<const float4*>(p);
-#endif
-}
 
 // Reduces the blocks' partial softmaxes in block order, one row per warp. All threads of the cluster call this.
 template <class Of>
