@@ -308,7 +308,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for need in NEEDS.values():
         config.addinivalue_line("markers", f"{need.name}: {need.meaning}")
     config.addinivalue_line("markers", "long: repeats the claim of a test without this marker, for more cases")
-    config.addinivalue_line("markers", "targets: one more GPU target of a long test; .ci/run leaves it to the workflows")
+    config.addinivalue_line(
+        "markers", "targets: one more GPU target of a long test; .ci/run leaves it to the workflows"
+    )
     config.addinivalue_line("markers", "large: wants more than 10 GB of a GPU; those that do take turns")
     config.stash[FACTS] = {}
     # A worker has the arguments of the process that hands out the tests, so both decide alike.
