@@ -28,8 +28,7 @@ namespace {
 //   129 to 256          causal_v8       32                       1
 //   257 to 4096         causal_v8       an eighth                1
 //   unaligned, to 2048  shifted         a fourth, or 32          as v4, a part of a warp up to 64
-//   2049 to 65536       wide            up to 8 x 1024           up to 8 blocks have a row, of few rows 16; on 9.0 and newer,
-//                                                               no mask
+//   2049 to 65536       wide            up to 8 x 1024           up to 8 blocks have a row, 16 if few; 9.0 on; no mask
 //   4097 to 8192        walk            2 x 1024                 more rows than multiprocessors; float32: wide
 //   more                any             up to 512                4 if one warp, else 1
 
