@@ -44,10 +44,12 @@ LAUNCHES = [
     (F32, (2, 8196), "cross_entropy_f32_any<2,512x1>"),
     (BF16, (5, 128), "cross_entropy_bf16_v4<1,16x8>"),
     (BF16, (3, 1000), "cross_entropy_bf16_v4<2,32x2>"),
-    (BF16, (3, 1001), "cross_entropy_bf16_any<3,256x1>"),
+    (BF16, (3, 1001), "cross_entropy_bf16_shifted<2,32x2>"),
     (BF16, (2, 16384), "cross_entropy_bf16_v4<2,512x1>"),
-    (F16, (7, 17), "cross_entropy_f16_any<2,32x4>"),
+    (F16, (7, 17), "cross_entropy_f16_shifted<1,4x32>"),
     (F16, (2, 20000), "cross_entropy_f16_any<2,512x1>"),
+    (BF16, (2, 16385), "cross_entropy_bf16_any<2,512x1>"),
+    (F32, (3, 401), "cross_entropy_f32_shifted<2,32x2>"),
 ]
 
 
