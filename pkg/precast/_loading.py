@@ -113,10 +113,10 @@ def _exchange(mine: object, group: ProcessGroup | None) -> list[object]:
         dist.all_gather_object(everybody, None if mine is None else str(mine), group=group)
     except RuntimeError as error:  # what every backend raises for a rank that is late or gone
         raise BuildTimeout(
-            "not every rank has answered",
+            "precast.prebuild: not every rank has answered",
             found=str(error),
             needed=f"all {len(everybody)} ranks in precast.prebuild, within the time-out of their group",
-            fix="torch.distributed.init_process_group(timeout=datetime.timedelta(hours=1))  # if no rank has ended",
+            fix="if no rank has ended, start the job again with init_process_group(..., timeout=timedelta(hours=1))",
         ) from error
     return everybody
 

@@ -299,7 +299,7 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
     )
     init: dict[str, bytes | str] = {"ops/__init__.py": INIT}
     cases: list[tuple[dict[str, bytes | str], tuple[str, ...], str]] = [
-        ({f"ops/_C{SUFFIX}": module}, (), "classic C++ that torch"),
+        ({f"ops/_C{SUFFIX}": module}, (), "the C++ API of torch"),
         ({"ops/_plain.so": alone}, ("--torch", this_torch()), "has nothing to guard"),
         ({"ops/_ops.so": absent}, ("--torch", this_torch()), "which torch 2"),
         (
@@ -307,7 +307,11 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
             ("--torch", "2.1.0"),
             "found   a build for torch 2.1\n  needed  one for torch 2.4 or newer",
         ),
-        ({f"ops/_C{SUFFIX}": module, "ops/_C.py": "x = 1"}, ("--torch", this_torch()), "two meanings of ops/_C.py"),
+        (
+            {f"ops/_C{SUFFIX}": module, "ops/_C.py": "x = 1"},
+            ("--torch", this_torch()),
+            "no room for the guard ops/_C",
+        ),
         ({f"ops/_C{SUFFIX}": module, "stray.txt": "x"}, ("--torch", this_torch()), "stray.txt: ownership: "),
         ({"ops/libtorch_cpu.so": module}, ("--torch", this_torch()), "a copy of torch's"),
     ]

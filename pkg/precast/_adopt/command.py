@@ -86,7 +86,7 @@ def measure(model: Module) -> tuple[Speed, ...]:
             "no sample batch can be made for this model",
             found=f"a {type(model).__name__} without a configuration that describes its input",
             needed="a model of transformers, timm or diffusers",
-            fix="call it in Python, with a batch: precast.adopt(model, sample)",
+            fix="none: precast.adopt(model, sample) in Python takes a batch, but measures nothing",
         )
     items = batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
     unit = "tokens/s" if "input_ids" in batch else "samples/s"

@@ -121,7 +121,10 @@ def _require_lzma() -> None:
             "device code cannot be packed for a wheel",
             found=f"a Python without lzma ({sys.executable}): {why}",
             needed="one that was compiled with liblzma",
-            fix=["apt-get install liblzma-dev, and compile it again", "use another Python: uv venv --managed-python"],
+            fix=[
+                "apt-get install -y liblzma-dev  # then compile Python again",
+                "uv venv --managed-python  # then build there",
+            ],
         )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from precast._builder import trust
 from precast._builder.archives import BadArchive, Tar, open_tar
 from precast._builder.cache import BuildKey, Cache
 from precast._builder.cache_tools import Entry
@@ -143,7 +144,15 @@ def _store(archive: Path, tar: Tar, member: tarfile.TarInfo, item: Item, cache: 
             copy.write(piece)
     if digest.hexdigest() != item.sha256:  # the archive was replaced between the two passes
         raise _refusal(archive, f"{item.member!r} changed while it was imported", "a file that stays as it is")
-    cache.store(item.key, file, item.seconds)
+    try:
+        cache.store(item.key, file, item.seconds)
+    except OSError as error:
+        raise KernelError(
+            f"{archive} cannot be imported",
+            found=str(error),
+            needed="a cache that this user can write, with space left",
+            fix=trust.another(cache.root),
+        ) from error
     file.unlink()
 
 
@@ -185,5 +194,5 @@ def _refusal(archive: Path, found: str, needed: str) -> KernelError:
         f"{archive} is not a usable cache archive; nothing was changed",
         found=found,
         needed=needed,
-        fix=f"make it again, where the builds are: precast export-cache {archive.name}",
+        fix=f"precast export-cache {shlex.quote(archive.name)}  # on the machine with the builds",
     )

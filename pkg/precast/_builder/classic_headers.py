@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._builder import headers, sources, torch_wheel
+from precast._builder import headers, sources, torch_wheel, trust
 from precast.core.torch_abi import Exact
 from precast.core.version import Release
 from precast.errors import KernelError
@@ -76,7 +76,12 @@ def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
     try:
         headers.write(dest, {f"include/{name}": data for name, data in files.items()})
     except OSError as error:
-        raise _unavailable(pins, f"{dest}: {error}") from error
+        raise KernelError(
+            f"the C++ headers of torch {pins.torch} cannot be written",
+            found=f"{dest}: {error}",
+            needed="a folder that this user can write, with space left",
+            fix=trust.another(folder),
+        ) from error
     return include
 
 

@@ -55,7 +55,7 @@ def _named(variable: str, name: str) -> Path:
     except FileNotFoundError as error:  # the current directory is gone
         raise KernelError(
             f"{variable}={name} is not a folder",
-            found=str(error),
+            found="a relative path, and a deleted current directory",
             needed="an absolute path",
             fix=trust.another(Path(name), variable),
         ) from error

@@ -70,7 +70,7 @@ def _check(path: Path, *, as_json: bool) -> int:
             f"{path} cannot be checked",
             found=str(error),
             needed="what report.json() wrote",
-            fix="write it again: open('report.json', 'w').write(precast.adopt(model).json())",
+            fix=f"in Python: open({str(path)!r}, 'w').write(precast.adopt(model).json())",
         ) from error
     drift = command.drift(report)
     if as_json:

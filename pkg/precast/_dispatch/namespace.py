@@ -206,7 +206,7 @@ def _occupied(what: str) -> KernelIncompatible:
         f"the operator namespace {NAMESPACE!r} is taken in this process",
         found=f"another library, or another copy of precast: {what}",
         needed=f"the namespace for this copy alone ({__file__})",
-        fix=f"keep one copy: python -m pip list | grep -i {NAMESPACE}",
+        fix=f"python -m pip list | grep -i {NAMESPACE}  # uninstall all but one",
     )
 
 
@@ -225,9 +225,12 @@ def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., 
         if getattr(_running, "op", None) is op:
             raise KernelUnavailable(
                 f"{op}: the {device} kernels of {family.name} were loaded, and none of them serves this call",
-                found=f"dispatch keys {keyset}",
-                needed=f"a device of {', '.join(family.devices)}, and plain tensors",
-                fix="python -m precast doctor",
+                found=f"a tensor with {keyset}",
+                needed=f"dense tensors on {' or '.join(family.devices)}",
+                fix=[
+                    "pass tensor.to_dense() for a sparse or MKL-DNN tensor",
+                    "python -m precast doctor  # says which kernels fit this machine",
+                ],
             )
         loader.ensure(family.name, device)
         outer, _running.op = getattr(_running, "op", None), op

@@ -133,20 +133,19 @@ def through(source: Source, core: str, level: int) -> bytes:
     if ast.dump(_without(read(made, source.where).tree)) != ast.dump(_without(parsed(source.text))):
         raise KernelError(
             f"{source.where} cannot be changed",
-            found="a call whose change would alter the meaning of the file",
-            needed="a path that is a variable",
-            fix="write the path into a variable on a line of its own",
+            found="a call with a library path that cannot be changed safely",
+            needed="paths that are variables",
+            fix="assign each library path to a variable on its own line",
         )
     return made
 
 
 def _unchanged(source: Source, line: int, found: str) -> KernelError:
-    needed = "a path that is put into a variable on a line of its own"
     return KernelError(
         f"{_at(source, line)} cannot be changed",
         found=found,
-        needed=needed,
-        fix="write the path into a variable on a line of its own",
+        needed="a path that is a variable",
+        fix="assign the path to a variable on its own line",
     )
 
 
@@ -174,7 +173,7 @@ def opens(source: Source) -> bool:
 
 
 def unchangeable(source: Source) -> Iterator[str]:
-    """Each use of ``torch.ops.load_library`` that is no call with a path of its own, as ``file:line: text``."""
+    """Each use of ``torch.ops.load_library`` other than a call with a path, as ``file:line: text``."""
     fine = {id(node.func) for node, _ in _calls(source.tree)}
     for node in ast.walk(source.tree):
         if _names_it(node) and id(node) not in fine:

@@ -52,8 +52,8 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
         raise KernelError(
             f"{name} cannot be read",
             found=library.error,
-            needed="machine code and device code",
-            fix="build it again: the file is damaged",
+            needed="code that precast can read",
+            fix=["build it again, if the file is damaged", REPORT],
         )
     if bindings.brings_runtime(library.info):
         raise KernelError(

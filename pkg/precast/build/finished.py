@@ -146,7 +146,7 @@ def read(path: Path, stated: Stated) -> Finished:
 
 
 def at(folder: str, path: str) -> str:
-    """The place in a wheel of a file that the manifest in a folder lists."""
+    """The path in the wheel, from a path in the manifest of ``folder``."""
     return posixpath.normpath(f"{folder}/{path}")
 
 
@@ -298,7 +298,7 @@ def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersio
     if release is None and len(fitting) == 1:
         release = fitting[0]
     if release is None:
-        found = f"classic C++ that torch {', '.join(map(str, fitting)) or 'of the table'} may have built"
+        found = f"the C++ API of torch {' or '.join(map(str, fitting)) or '(release unknown)'}"
         fix = f"python -m precast.build guard --torch {fitting[-1] if fitting else '2.13'} {contents.name} -o out"
         raise _bad(library, found, "the torch that built it", fix)
     if missing.get(release):
@@ -316,13 +316,13 @@ def _refuse_two_meanings(path: Path, guards: set[str], rest: dict[str, bytes]) -
     for guard in sorted(guards & set(rest)):
         if not wheel.is_guard(rest[guard].decode("utf-8", "replace")):
             raise KernelError(
-                f"{path.name} has two meanings of {guard}",
-                found="a file of that name next to a library",
-                needed="one of them under another name",
-                fix="rename the Python file or the library, and build again",
+                f"{path.name} has no room for the guard {guard}",
+                found="another file of that name in the wheel",
+                needed="no other file there",
+                fix="rename that file or the library, and build again",
             )
 
 
 def _bad(library: xray.Library, found: str, needed: str, fix: str = "") -> KernelError:
-    fix = fix or f"build the wheel again, with {needed}"
+    fix = fix or "build the wheel again as needed above"
     return KernelError(f"{library.path} cannot be guarded", found=found, needed=needed, fix=fix)

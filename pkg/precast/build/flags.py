@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._builder import flags, headers, machine, toolchain
+from precast._builder import flags, headers, installer, machine, toolchain
 from precast._load import probe
+from precast.core import pip
 from precast.core.capability import GpuTarget, TargetKind
 from precast.core.torch_abi import STABLE_FLOOR
 from precast.errors import KernelError
@@ -29,7 +30,7 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
             "no C++ compiler was found, so its options are not known",
             found=looked_at,
             needed="g++ or clang++",
-            fix=["apt-get install -y g++", "export CXX=/path/to/g++"],
+            fix="unset CXX" if settings.cxx else installer.compiler_command() or "install g++",
         )
     options = flags.host_options(found.kind, debug=settings.debug)
     return (*options, *_defines(classic=classic), *include(settings, classic=classic))
@@ -70,5 +71,6 @@ def _defines(*, classic: bool) -> tuple[str, ...]:
 def _torch_libraries() -> Path:
     found = probe.torch_lib_dir()
     if found is None:
-        raise KernelError("no torch to link with", found="none", needed="torch", fix="pip install torch")
+        fix = f"{pip.install_command()} torch"
+        raise KernelError("no torch is installed", found="no torch/lib", needed="torch", fix=fix)
     return found

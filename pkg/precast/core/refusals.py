@@ -13,6 +13,8 @@ from .manifest import BuildInfo, NewerManifest
 from .reasons import Reason, Rejection
 from .torch_abi import CLASSIC_FLOOR, Exact, Stable
 
+_POLICY = "none: only who set the policy (SELinux, seccomp) can change it"
+
 if TYPE_CHECKING:
     from .host import Host
     from .opening import Wheel
@@ -65,7 +67,8 @@ def cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
     reason = unopened.why(path, str(error))
     if reason is not None:
         found = f"{path}: {reason.found}"
-        return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.needed, fix=reason.fix)
+        fix = reason.fix or _POLICY
+        return PrebuiltRefused(f"{what} cannot be opened now", found=found, needed=reason.needed, fix=fix)
     return PrebuiltRefused(
         f"{what} matches its manifest and fits this process, but cannot be opened",
         found=f"{path}: {error}",

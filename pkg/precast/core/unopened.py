@@ -46,12 +46,16 @@ def why(path: Path, said: str) -> Rejection | None:
             Reason.UNOPENED,
             "memory for the library",
             found,
-            fix="ulimit -v unlimited" if limited else "free memory, and call again",
+            fix="ulimit -v unlimited  # then start again" if limited else "free memory, and start again",
             passing=True,
         )
     if number in (errno.EMFILE, errno.ENFILE):
         return Rejection(
-            Reason.UNOPENED, "a free file descriptor", os.strerror(number), fix="ulimit -n 4096", passing=True
+            Reason.UNOPENED,
+            "a free file descriptor",
+            os.strerror(number),
+            fix="ulimit -n 4096  # then start again",
+            passing=True,
         )
     if number in (errno.EACCES, errno.EPERM):
         return Rejection(

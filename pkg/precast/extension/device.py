@@ -12,12 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from precast._abi import fixes
 from precast._abi.settings import JitMode, Settings
 from precast._cubin import images, launch, launcher, tma
 from precast._load import probe, verdict
 from precast._load.source import Source
 from precast.core.capability import GpuTarget, TargetKind
-from precast.core.host import Gpu, Nvrtc
+from precast.core.host import Gpu, Host, Nvrtc
 from precast.errors import KernelUnavailable, PrebuiltRefused
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule
@@ -144,7 +145,7 @@ class DeviceExtension(Places, Extension):
         self._nvrtc(probe.read_settings())
 
     def aot_name(self) -> str:
-        """The dotted name that was given, else that of the older classes."""
+        """The constructor's dotted name, else ``prebuilt_import_path``."""
         return self._dotted or super().aot_name()
 
     def build_aot(self) -> SetuptoolsExtension:
@@ -214,8 +215,8 @@ class DeviceExtension(Places, Extension):
             raise KernelUnavailable(
                 f"{self.name} cannot be loaded here",
                 found=found,
-                needed="an NVIDIA GPU",
-                fix="run it where torch.cuda.is_available() is True",
+                needed="a visible NVIDIA GPU, and its driver",
+                fix=_no_gpu(host, settings),
             )
         shipped, why = self._shipped(settings) if prebuilt else ({}, "")
         chosen = []
@@ -274,3 +275,10 @@ class Chosen:
 
     def __init__(self, gpu: Gpu, found: tuple[images.Image, ...], target: GpuTarget | None, why: str) -> None:
         self.gpu, self.images, self.target, self.why = gpu, found, target, why
+
+
+def _no_gpu(host: Host, settings: Settings) -> str:
+    """What makes a GPU visible."""
+    if host.driver is None:
+        return fixes.DRIVER
+    return "none: there is no GPU" if settings.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"

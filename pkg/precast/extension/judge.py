@@ -13,8 +13,6 @@ State = Literal["ready", "absent", "held back", "refused", "broken"]
 
 # Exceptions with which a class may refuse; older classes have no common base class of errors.
 REFUSALS = (KernelError, AssertionError, RuntimeError, ValueError, ImportError, OSError)
-# Exceptions from importing a broken module.
-BROKEN = (*REFUSALS, AttributeError, TypeError, SyntaxError, KeyError)
 
 
 @value(frozen=True)

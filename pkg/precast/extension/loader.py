@@ -13,7 +13,7 @@ from precast._load.system import after_fork_in_child
 from precast.errors import KernelUnavailable
 from precast.extension import entry_points
 from precast.extension.base import Extension
-from precast.extension.judge import BROKEN, Candidate, judge
+from precast.extension.judge import Candidate, judge
 
 ExtensionClass = Callable[[], Extension]
 _log = logging.getLogger("precast")
@@ -213,7 +213,7 @@ class KernelLoader:
                 name = extension().name
                 if name in taken:
                     raise ValueError(f"{cls.__name__} already has an extension {name!r}")
-            except BROKEN as error:
+            except Exception as error:  # noqa: BLE001 - the import of any package may raise anything
                 _log.warning("%s: the extension of %s is not used: %s", cls.__name__, one.origin, error)
                 reason = f"{type(error).__name__}: {error}"
                 cls._broken.append(Candidate(one.name, "unknown", 0, one.origin, "broken", reason))

@@ -142,7 +142,7 @@ class TorchsKeys(Optimizer):
 
 
 class PlannedOptimizer(TorchsKeys):
-    """An optimizer whose containers report changes; ``_drop`` then discards the plan."""
+    """An optimizer with a plan; ``_drop`` discards it if parameters or states change."""
 
     device: ClassVar[str]  # whose kernel of the rule makes the steps
     kernel: ClassVar[Kernel]

@@ -105,7 +105,7 @@ class Seen:
         self._watched = is_watched(container, changed)
 
     def still(self, container: Any) -> bool:
-        """Whether this container, the same one or another, has the same items in the same order."""
+        """Whether ``container`` has the recorded items, in the same order."""
         if self._watched and container is self._container:
             return True
         items = _items(container)

@@ -54,6 +54,7 @@ MoeLoader.better = somebody.ext:Better
 CPUAdamLoader.taken = somebody.ext:Taken
 CPUAdamLoader.missing = somebody.ext:Missing
 RMSNormLoader.broken = somebody.broken:Anything
+RMSNormLoader.typo = somebody.typo:Anything
 SoftmaxLoader.open = somebody.ext:Open
 NoSuchLoader.better = somebody.ext:Better
 """
@@ -66,6 +67,7 @@ def site(tmp_path: Path) -> Path:
     (tmp_path / "somebody" / "__init__.py").touch()
     (tmp_path / "somebody" / "ext.py").write_text(MODULE)
     (tmp_path / "somebody" / "broken.py").write_text("raise OSError('libnowhere.so: cannot open')\n")
+    (tmp_path / "somebody" / "typo.py").write_text("Anything = undefined\n")
     info = tmp_path / "some_kernels-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-kernels\nVersion: 1.0\n")
@@ -112,6 +114,7 @@ def test_an_installed_package_serves_a_loader_of_ours(site: Path) -> None:
         "taken": "ValueError: CPUAdamLoader already has an extension 'cpu_adam_torch'",
         "missing": "AttributeError: module 'somebody.ext' has no attribute 'Missing'",
         "broken": "OSError: libnowhere.so: cannot open",
+        "typo": "NameError: name 'undefined' is not defined",
         "open": "TypeError: Open leaves assert_compatible, build_aot, build_jit, is_available, load open, "
         "so it cannot be registered",
     }

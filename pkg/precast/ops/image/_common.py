@@ -1,4 +1,4 @@
-"""Checks and memory layouts that both families share."""
+"""Checks and memory layouts that all image ops share."""
 
 from __future__ import annotations
 

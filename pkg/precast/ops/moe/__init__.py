@@ -156,8 +156,8 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
         block_size: slots in a block, 1 or more.
 
     Returns:
-        Three int32 tensors. ``sorted_token_ids`` has the pair of each slot, and the number of pairs in a slot without
-        one. ``expert_ids`` has the expert of each block, and 0 after the last. ``num_tokens_post_padded`` has one
+        Three int32 tensors. ``sorted_token_ids`` has the pair in each slot; an empty slot has the number of
+        pairs. ``expert_ids`` has the expert of each block, and 0 after the last. ``num_tokens_post_padded`` has one
         number: the slots in use. The first has ``pairs + min(pairs, experts) * (block_size - 1)`` slots, the most that
         can be in use.
 

@@ -38,7 +38,7 @@ def rms_norm(
         x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU. It may be a jagged nested tensor.
         weight: ``(hidden,)``, of the device of ``x`` and of its dtype or float32; None: ones, or zeros for ``"gemma"``.
         eps: added to the mean square; 0 or more.
-        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight as well;
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` also before ``* weight``;
             ``"gemma"`` once, with ``1 + weight`` for the weight.
         normalized_shape: the last dimensions to normalise, if there are several; ``weight`` has this shape.
 
@@ -87,7 +87,7 @@ def fused_add_rms_norm(
         residual: with the shape, dtype and device of ``x``.
         weight: as in :func:`rms_norm`.
         eps: added to the mean square; 0 or more.
-        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight as well;
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` also before ``* weight``;
             ``"gemma"`` once, with ``1 + weight`` for the weight.
         normalized_shape: as in :func:`rms_norm`.
 
@@ -131,7 +131,7 @@ def fused_add_rms_norm_(
         residual: like ``x``, which it must not overlap; its last dimension is contiguous.
         weight: ``(hidden,)``, of the dtype and device of ``x``.
         eps: added to the mean square; 0 or more.
-        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight as well;
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` also before ``* weight``;
             ``"gemma"`` once, with ``1 + weight`` for the weight.
 
     Returns:
