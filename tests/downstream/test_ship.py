@@ -215,7 +215,7 @@ def test_a_python_that_reads_no_toml_is_told_what_to_install() -> None:
         "sys.exit(build.main(['ship', 'list.toml']))"
     )
     done = spawn.python("-c", code, status=2)
-    assert done.stderr.startswith("TOML cannot be read\n") and "fix     1) pip install tomli\n" in done.stderr
+    assert done.stderr.startswith("TOML cannot be read\n") and " install tomli\n" in done.stderr
 
 
 def test_a_package_that_the_list_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ class Staged:
                     "an output would replace its input",
                     found=f"{target}, which is {one}",
                     needed="another folder for the output",
-                    fix="name another folder for the output: -o another-folder",
+                    fix="repeat the command with another folder after -o",
                 )
         self._names = [*dict.fromkeys([*self._names, name])]
         (self._new / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def staged(out: Path, inputs: Iterable[Path] = ()) -> Iterator[Staged]:
                 f"nothing was written to {out}",
                 found=f"{file}{error.strerror or error}",
                 needed="a folder with space that this user can write to",
-                fix="name another folder for the output, or free space on this disk",
+                fix="repeat the command with another folder after -o",
             ) from error
         if any(out.iterdir()):
             undo.pop_all()
