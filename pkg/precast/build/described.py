@@ -56,7 +56,7 @@ def parse(data: bytes, where: str) -> Headers:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise KernelError(
-            f"{where} cannot be read", found=str(error), needed="UTF-8", fix="save it as UTF-8"
+            f"{where} cannot be read", found=str(error), needed="UTF-8", fix=f"save {where} as UTF-8"
         ) from error
     message = HeaderParser().parsestr(re.sub(r"\r\n?", "\n", text))
     if message.defects or not message.items():
@@ -65,7 +65,7 @@ def parse(data: bytes, where: str) -> Headers:
             f"{where} cannot be read",
             found=found,
             needed="headers, an empty line, a text",
-            fix="build the wheel again: its metadata is damaged",
+            fix="build the wheel again",
         )
     return Headers(tuple((name, str(value)) for name, value in message.items()), str(message.get_payload()))
 
