@@ -13,7 +13,7 @@ from .manifest import BuildInfo, NewerManifest
 from .reasons import Reason, Rejection
 from .torch_abi import CLASSIC_FLOOR, Exact, Stable
 
-_POLICY = "none: only who set the policy (SELinux, seccomp) can change it"
+_POLICY = "none: only the administrator who set the policy (SELinux, seccomp) can change it"
 
 if TYPE_CHECKING:
     from .host import Host
