@@ -71,7 +71,7 @@ def staged(out: Path, inputs: Iterable[Path] = ()) -> Iterator[Staged]:
                 f"nothing was written to {out}",
                 found=f"{file}{error.strerror or error}",
                 needed="a folder with space that this user can write to",
-                fix="repeat the command with another folder after -o",
+                fix="name another folder for the output, or free space on this disk",
             ) from error
         if any(out.iterdir()):
             undo.pop_all()

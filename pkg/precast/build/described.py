@@ -82,7 +82,7 @@ def merged(files: Mapping[Path, Headers], what: str) -> Headers:
                 only = [", ".join(sorted({*pair[at]} - {*pair[1 - at]})) or "nothing more" for at in (0, 1)]
                 found = f"{what} with {name}: {only[0]} in {first}, and {only[1]} in {other}"
                 raise KernelError(
-                    "two wheels cannot be merged",
+                    f"{first.name} and {other.name} cannot be merged",
                     found=found,
                     needed="the same in both",
                     fix="build both wheels from the same sources",
@@ -90,7 +90,7 @@ def merged(files: Mapping[Path, Headers], what: str) -> Headers:
         if files[first].body.strip() != files[other].body.strip():
             found = f"another description in the {what} of {first} than of {other}"
             raise KernelError(
-                "two wheels cannot be merged",
+                f"{first.name} and {other.name} cannot be merged",
                 found=found,
                 needed="the same in both",
                 fix="build both wheels from the same sources",

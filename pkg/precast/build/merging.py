@@ -145,7 +145,7 @@ def version_of(group: list[Finished]) -> str:
 
 def _differ(what: str, first: Path, second: Path, needed: str) -> KernelError:
     return KernelError(
-        "two wheels cannot be merged",
+        f"{first.name} and {second.name} cannot be merged",
         found=f"{what}, in {first} and {second}",
         needed=needed,
         fix="build both wheels from the same sources",

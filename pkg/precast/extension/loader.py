@@ -148,7 +148,7 @@ class KernelLoader:
                     f"{type(self).__name__} cannot use the extension {wanted!r}",
                     found=broken.reason,
                     needed="an extension class that can be imported",
-                    fix="correct or uninstall the package that registers it",
+                    fix="correct or uninstall the package that registers this extension",
                 )
         names = [*(extension.name for extension in extensions), *self.ALIASES]
         close = difflib.get_close_matches(ext_name, names, n=1)
