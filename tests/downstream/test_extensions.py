@@ -103,7 +103,7 @@ def test_a_library_is_bound_to_what_its_bytes_name(library: Callable[..., bytes]
 def test_a_library_that_contradicts_itself_is_refused(library: Callable[..., bytes]) -> None:
     with pytest.raises(KernelError, match=r"libcudart\.so\.12, and a torch with CUDA 13"):
         host_file(library(CUDA, "libcudart.so.12"))
-    with pytest.raises(KernelError, match=r"not on torch's stable ABI\n  found   _ZN2at15get_num_threadsEv"):
+    with pytest.raises(KernelError, match=r"not on torch's stable ABI\n  found   uses _ZN2at15get_num_threadsEv"):
         host_file(library(CUDA), stable=Stable(Release(2, 10)))
     with pytest.raises(KernelError, match="nothing says which torch has it"):
         host_file(library(CUDA), torch=None)

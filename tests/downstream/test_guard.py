@@ -332,7 +332,7 @@ def test_wheels_that_differ_in_more_are_not_merged(
         ({"ops/__init__.py": INIT, f"ops/_C{SUFFIX}": two}, "_C for torch-2"),
     ):
         said = refused(capsys, tmp_path / "out", first, make(dict(files)), "--torch", this_torch())
-        assert "two wheels cannot be merged" in said and why in said
+        assert " cannot be merged" in said and why in said
 
 
 def test_the_line_goes_behind_docstring_and_future_imports() -> None:

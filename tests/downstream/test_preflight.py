@@ -165,7 +165,7 @@ def test_a_setuptools_that_is_too_old_is_refused(
     )
     done = setup_py(tmp_path, "build_ext")
     assert (done.returncode != 0) == bool(said) and "Traceback" not in done.stderr, done.stderr
-    assert said in done.stderr and ("fix     1) pip install 'setuptools>=" in done.stderr) == bool(said)
+    assert said in done.stderr and (" install 'setuptools>=" in done.stderr) == bool(said)
 
 
 @pytest.mark.torch

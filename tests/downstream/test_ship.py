@@ -192,7 +192,9 @@ def test_tests_may_require_a_package_that_the_list_made_before(
     path.write_text('torch = ["2.13"]\n' + "".join(entries) + 'requires = ["numpy", "a"]\n')
     assert build_main.main(["ship", str(path), "-o", str(out), "--only", "b"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("the tests of b require a, which this list makes\n  found   no wheel of a 1 in")
+    assert said.startswith(
+        "the tests of b cannot be run: they require a, which this list makes\n  found   no wheel of a 1 in"
+    )
     assert "fix     1) repeat the command with --only a b\nnot shipped: b" in said
     listed = orders.read(path)
     (wheel,) = index.add([make_wheel(tmp_path, name="a", version="1")], out / "site")
@@ -215,7 +217,7 @@ def test_a_python_that_reads_no_toml_is_told_what_to_install() -> None:
         "sys.exit(build.main(['ship', 'list.toml']))"
     )
     done = spawn.python("-c", code, status=2)
-    assert done.stderr.startswith("TOML cannot be read\n") and "fix     1) pip install tomli\n" in done.stderr
+    assert done.stderr.startswith("TOML cannot be read\n") and " install tomli\n" in done.stderr
 
 
 def test_a_package_that_the_list_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +262,7 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
 
 
 def test_a_test_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match=r"the test .*gone\.py does not exist"):
+    with pytest.raises(KernelError, match=r"the test .*gone\.py cannot be run"):
         trying._copied(tmp_path / "gone.py", tmp_path / "to")
 
 

@@ -149,5 +149,5 @@ def _not_built(target: str, found: str) -> KernelError:
         f"no model can be built from {target}",
         found=found,
         needed="MODULE:NAME, a function that returns a torch.nn.Module, or a model class of transformers",
-        fix="precast adopt --dry-run transformers:LlamaForCausalLM",
+        fix="precast adopt --dry-run transformers:LlamaForCausalLM  # an example that works",
     )

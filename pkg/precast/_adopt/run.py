@@ -152,8 +152,8 @@ def _require_no_logits(model: Module, found: list[recognise.Found]) -> None:
     raise KernelError(
         f"{_name(type(model))} cannot give its loss without logits",
         found="; ".join(str(fate) for fate in kinds) or "no causal language model of transformers",
-        needed="one whose lm_head is a torch.nn.Linear, and whose logits only its loss reads",
-        fix="precast.adopt(model), which keeps the logits",
+        needed="a causal language model whose lm_head is a torch.nn.Linear, and whose logits only its loss reads",
+        fix="precast.adopt(model)  # keeps the logits",
     )
 
 

@@ -44,7 +44,7 @@ from precast._builder.binaries import (
 from precast._builder.cache import Cache, default_root
 from precast._builder.machine import say
 from precast._version import __version__
-from precast.core import probe
+from precast.core import pip, probe
 from precast.core.files import DIGEST
 from precast.core.manifest import BuildMode, host_path, image_name
 from precast.core.torch_abi import ANY_TORCH, AnyTorch, Exact
@@ -56,10 +56,10 @@ def mode_of(settings: Settings) -> BuildMode:
     """The mode that the environment asks for. Setting both variables is refused, as they name different wheels."""
     if settings.label is not None and settings.cuda_ext:
         raise KernelError(
-            f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels",
-            found="both set",
-            needed="PRECAST_LABEL for a release wheel, or CUDA_EXT=1 for a build for this machine",
-            fix=["unset CUDA_EXT", "unset PRECAST_LABEL"],
+            "PRECAST_LABEL and CUDA_EXT ask for different wheels",
+            found=f"PRECAST_LABEL={settings.label} and CUDA_EXT=1",
+            needed="only one of the two",
+            fix=["unset CUDA_EXT  # for a release wheel", "unset PRECAST_LABEL  # for a build for this machine"],
         )
     if settings.label is not None:
         return BuildMode.RELEASE
@@ -67,22 +67,22 @@ def mode_of(settings: Settings) -> BuildMode:
         raise KernelError(
             f"PRECAST_PARTS={settings.parts} has the parts of a release wheel, and this build is not one",
             found="PRECAST_LABEL not set",
-            needed="the label of the wheel that takes them",
-            fix=["export PRECAST_LABEL=cu130", "unset PRECAST_PARTS"],
+            needed="PRECAST_LABEL set to the label of that wheel, or PRECAST_PARTS not set",
+            fix=["unset PRECAST_PARTS", "export PRECAST_LABEL=cu130  # if the parts are those of the cu130 wheel"],
         )
     if settings.only_torch is not None:
         raise KernelError(
             f"PRECAST_ONLY_TORCH={settings.only_torch} is for release wheels, and this build is not one",
             found="PRECAST_LABEL not set",
-            needed="the label of the slim wheel",
-            fix=["export PRECAST_LABEL=cu130", "unset PRECAST_ONLY_TORCH"],
+            needed="PRECAST_LABEL set to the label of that wheel, or PRECAST_ONLY_TORCH not set",
+            fix=["unset PRECAST_ONLY_TORCH", "export PRECAST_LABEL=cu130  # for a release wheel for CUDA 13.0"],
         )
     if settings.arch not in (None, platform.machine()):
         raise KernelError(
             f"PRECAST_ARCH={settings.arch} is for release wheels, and this build is not one",
             found=f"PRECAST_LABEL not set; this machine is {platform.machine()}",
-            needed="a label",
-            fix=["export PRECAST_LABEL=cpu", "unset PRECAST_ARCH"],
+            needed=f"PRECAST_LABEL set, or PRECAST_ARCH={platform.machine()}",
+            fix=["unset PRECAST_ARCH", "export PRECAST_LABEL=cpu  # for a release wheel without GPU code"],
         )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
 
@@ -146,7 +146,7 @@ def promised_hosts(known: matrix.Matrix, built_for: str, only: Release | None) -
     minors = [str(release.release) for release in known.releases if known.hosts(built_for, release.release)]
     raise KernelError(
         f"PRECAST_ONLY_TORCH={only} selects no torch for {built_for}",
-        found="no such minor in matrix.toml",
+        found=f"no torch {only} for {built_for} in matrix.toml",
         needed=f"one of {', '.join(minors)}",
         fix=[f"export PRECAST_ONLY_TORCH={minors[-1]}", "unset PRECAST_ONLY_TORCH  # for all of them"],
     )
@@ -172,11 +172,8 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
     raise KernelError(
         f"the {known.label(label).name} wheel for {built_for} is not what its label promises",
         found=f"{', '.join(said[:5])}{more}",
-        needed=f"a library and {len(hosts) - 1} adapters, {len(promised) - len(hosts)} device images",
-        fix=[
-            "export PRECAST_CACHE_DIR=$(mktemp -d)  # then build again",
-            "unset PRECAST_PARTS  # then build again",
-        ],
+        needed=f"exactly a library, {len(hosts) - 1} adapters and {len(promised) - len(hosts)} device images",
+        fix="unset PRECAST_PARTS; export PRECAST_CACHE_DIR=$(mktemp -d)  # then build again",
     )
 
 
@@ -184,7 +181,7 @@ def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) ->
     """Copy into the sdist what its build could not get without git or the network."""
     if settings.label is not None:
         raise KernelError(
-            "an sdist has no label, because it serves every one",
+            "an sdist cannot be built for one label, because it serves all of them",
             found=f"PRECAST_LABEL={settings.label}",
             needed="PRECAST_LABEL not set",
             fix="unset PRECAST_LABEL",
@@ -198,10 +195,10 @@ def warm_cache(settings: Settings) -> None:
     """For an editable install with CUDA_EXT=1: build each family into the user's cache, under the key of a JIT."""
     if mode_of(settings) is BuildMode.RELEASE:
         raise KernelError(
-            "an editable install has no label",
+            "an editable install cannot be built for a label",
             found=f"PRECAST_LABEL={settings.label}",
-            needed="no label, or a wheel",
-            fix=["unset PRECAST_LABEL", "pip wheel --no-deps -w dist ."],
+            needed="PRECAST_LABEL not set, or an install that is not editable",
+            fix=["unset PRECAST_LABEL  # then install again", f"{pip.install_command()} --no-deps ."],
         )
     if mode_of(settings) is BuildMode.PURE:
         return

@@ -138,14 +138,19 @@ def host_tools(settings: Settings, what: str = "the host library") -> tuple[Comp
             f"{what} for {built_for} cannot be built",
             found=(*places, *ninja_places),
             needed=f"a C++ compiler for {built_for} and ninja",
-            fix=_missing_tools(compiler, ninja, toolchain.package_for(built_for)),
+            fix=_missing_tools(compiler, ninja, toolchain.package_for(built_for), settings),
         )
     return compiler, ninja
 
 
-def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str) -> str:
-    steps = [] if compiler else [installer.compiler_command().replace("g++", package) or f"install {package}"]
-    return fixes.both([*steps, *([] if ninja else [f"{pip.install_command()} ninja"])])
+def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str, settings: Settings) -> str:
+    steps = [] if ninja else [f"{pip.install_command()} ninja"]
+    if compiler is None:
+        command = "unset CXX" if settings.cxx else installer.compiler_command().replace("g++", package)
+        if not command:
+            return "  # and ".join([*steps, f"install the package {package}"])
+        steps.insert(0, command)
+    return fixes.both(steps)
 
 
 def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] | None = None) -> Nvrtc:
@@ -217,7 +222,7 @@ def check_ceilings(file: HostFile) -> None:
             f"{file.path} is too new for manylinux_{flags.GLIBC_CEILING.major}_{flags.GLIBC_CEILING.minor}",
             found=f"GLIBC_{file.glibc}, GLIBCXX_{file.glibcxx}",
             needed=f"at most GLIBC_{flags.GLIBC_CEILING}, GLIBCXX_{'.'.join(map(str, flags.GLIBCXX_CEILING))}",
-            fix="build in the image of that policy: python -m tools build --driver cibuildwheel",
+            fix="python -m tools build --driver cibuildwheel  # builds in the image of that policy",
         )
 
 

@@ -57,7 +57,12 @@ def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
     """Write the undamaged ones of these entries. The archive appears only when it is complete."""
     mode = _MODES.get(archive.suffix)
     if mode is None:
-        raise _refusal(archive, f"the suffix {archive.suffix!r}", "a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
+        raise KernelError(
+            f"{archive}: no archive can be written under this name",
+            found=f"the suffix {archive.suffix!r}",
+            needed="a name that ends in .tar, .tar.gz, .tgz or .tar.xz",
+            fix=f"python -m precast export-cache {shlex.quote(f'{archive}.tar.gz')}",
+        )
     chosen = {item.member: (item, path) for item, path in map(_item, entries) if path is not None}
     items = tuple(item for _, (item, _) in sorted(chosen.items()))
     manifest = {"schema": SCHEMA, "entries": [_to_json(item) for item in items]}
@@ -65,11 +70,15 @@ def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
     try:
         _write(archive, mode, text, [(item.member, chosen[item.member][1]) for item in items])
     except (OSError, tarfile.CompressionError) as error:
+        plain = isinstance(error, tarfile.CompressionError)  # this Python lacks the compression
+        other = f"{archive}.tar" if plain else str(Path(tempfile.gettempdir(), archive.name))
         raise KernelError(
             f"{archive}: the archive cannot be written",
             found=str(error),
-            needed="a folder that this user can write, with space left, and builds that can be read",
-            fix=f"python -m precast export-cache {shlex.quote(str(Path(tempfile.gettempdir(), archive.name)))}",
+            needed="a Python with this compression, or an archive without one"
+            if plain
+            else "a folder that this user can write, with space left, and builds that can be read",
+            fix=f"python -m precast export-cache {shlex.quote(other)}",
         ) from error
     return items
 

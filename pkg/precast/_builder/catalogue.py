@@ -129,7 +129,7 @@ def _read() -> tuple[Folder, ...]:
         raise KernelError(
             f"{GATHERED.name} is corrupted, so the kernels are not known",
             found=f"{GATHERED}: {error!r}",
-            needed="the file of this precast",
+            needed=f"{GATHERED.name} as it was installed",
             fix=sources.restore_fix(),
         ) from error
 

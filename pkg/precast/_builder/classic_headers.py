@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._builder import headers, sources, torch_wheel, trust
+from precast.core import pip
 from precast.core.torch_abi import Exact
 from precast.core.version import Release
 from precast.errors import KernelError
@@ -98,6 +99,7 @@ def complete(include: Path, pins: ClassicPins) -> bool:
 def installed(git: str) -> Path:
     """The include folder of the installed torch, which must be of this commit; torch is not imported."""
     found = "no torch"
+    fix = again = f"{pip.install_command()} --force-reinstall torch  # then restart this process"
     for place in headers.installed_torch():
         text = (place / "version.py").read_text(encoding="utf-8") if (place / "version.py").is_file() else ""
         said = re.search(r"^git_version.*=\s*['\"](\w+)['\"]", text, re.MULTILINE)
@@ -105,12 +107,14 @@ def installed(git: str) -> Path:
         if said is not None and said[1] == git:
             if (place / "include" / ROOTS[-1]).is_file():
                 return place / "include"
-            found += ", without its headers"
+            found, fix = f"{found}, without its headers", again
+        elif said is not None:
+            fix = "restart this process, so that it imports the installed torch"
     raise KernelError(
         f"no host library can be built for the torch of git {git}",
         found=found,
         needed="that torch with its folder torch/include",
-        fix="restart this process, so that it imports the installed torch",
+        fix=fix,
     )
 
 

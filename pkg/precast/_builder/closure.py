@@ -19,8 +19,8 @@ def assert_there(name: str, paths: Sequence[str]) -> None:
         raise KernelUnavailable(
             f"{name} cannot be built: {'its sources are missing' if missing else 'it names no sources'}",
             found=f"{', '.join(missing) or 'an empty list'}{': no such file' if missing else ''}",
-            needed="what sources_files() of the extension says",
-            fix="name them from the folder of the class: self.csrc_abs_path('name.cpp')",
+            needed="at least one existing file in the result of sources_files()",
+            fix="correct sources_files(): self.csrc_abs_path() makes a path from one relative to the file of the class",
         )
 
 

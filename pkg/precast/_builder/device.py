@@ -73,15 +73,15 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
             if target is None:
                 raise KernelError(
                     f"{file.name} includes {text!r}, which NVRTC cannot find",
-                    found=f"no such file next to it or in {root}",
-                    needed="device code that includes files of csrc only",
+                    found=f"no such file next to {file.name} or in {root}",
+                    needed="the file in one of these places",
                     fix="put the file into csrc, or remove its #include",
                 )
             if headers.setdefault(text, by_name[target].data) != by_name[target].data:
                 raise KernelError(
                     f"{file.name}: {text!r} means two files in one program",
-                    found="two files that are included by one name",
-                    needed="a name for each",
+                    found=f"{target}, and another file that is included by the same name",
+                    needed="a different name for each file",
                     fix="rename one of the two files",
                 )
     main = by_name[f"csrc/{family.device}"]
@@ -188,7 +188,7 @@ def _check(image: bytes, target: GpuTarget, family: str) -> None:
     """Check that an image is for its target before it is published."""
     if target.kind is TargetKind.PTX:
         found = re.search(rb"^\.target\s+(\w+)", image, re.MULTILINE)
-        named = found[1].decode() if found else "nothing"
+        named = found[1].decode() if found else "no target"
     else:
         try:
             named = str(elf.read_cubin(image).target)
@@ -204,7 +204,7 @@ def _check(image: bytes, target: GpuTarget, family: str) -> None:
     if named not in {wanted, wanted + target.suffix}:
         raise BuildFailed(
             f"{family} for {target}: NVRTC gave code for another target",
-            found=named,
+            found=f"code for {named}",
             needed=f"code for {wanted}",
             fix=REPORT,
         )

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 
 from precast._builder import lock, sources, torch_wheel
 from precast._builder.cache import Cache
-from precast.core import owned
+from precast.core import owned, pip
 from precast.core.torch_abi import STABLE_FLOOR
 from precast.core.version import Release
 from precast.errors import KernelError
@@ -80,7 +80,7 @@ def for_extensions() -> Path:
         found=f"{found}, and a precast that brings none: it was not installed from a release",
         needed=f"the headers of torch {STABLE_FLOOR} or newer; those before {LEAK_FIXED} leak string arguments",
         fix=[
-            f"pip install 'torch>={LEAK_FIXED}'",
+            f"{pip.install_command()} 'torch>={LEAK_FIXED}'",
             "install precast from a wheel of a release, or from its sdist: both bring the headers",
         ],
     )
@@ -253,6 +253,6 @@ def _unavailable(pins: Pins, found: str) -> KernelError:
         needed=f"the {len(pins.headers)} headers of torch {pins.torch} that headers.json names",
         fix=[
             f"export PIP_INDEX_URL=https://pypi.org/simple  # has torch {pins.torch}; then build again",
-            f"pip install torch=={pins.torch}  # brings the same headers; then build again",
+            f"{pip.install_command()} torch=={pins.torch}  # brings the same headers; then build again",
         ],
     )

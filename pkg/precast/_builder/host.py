@@ -195,7 +195,7 @@ def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
             f"no adapter to {abi} can be built by {compiler.kind}",
             found=f"{compiler.path}: clang's OpenMP is incompatible with torch's",
             needed="g++",
-            fix=f"{installer.compiler_command()} && export CXX=g++",
+            fix=" && ".join(filter(None, [installer.compiler_command(), "export CXX=g++"])),
         )
 
 
@@ -368,7 +368,7 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
     if any(wrong.values()):
         found = "; ".join(f"{what} {', '.join(names)}" for what, names in wrong.items() if names)
         raise BuildFailed(
-            f"the {'adapter' if torch else 'host library'} came out wrong",
+            f"the {'adapter' if torch else 'host library'} came out with wrong dependencies or exports",
             found=found,
             needed=(
                 f"{' and '.join([*torch, 'the C and C++ runtime'])} in NEEDED, precast_* as the only exports, with "
@@ -393,7 +393,7 @@ def edge(
         raise KernelError(
             "ninja cannot build a file whose name has a line break",
             found=f"{broken!r}",
-            needed="names without one",
+            needed="a name without a line break",
             fix=trust.another(Path(broken)),
         )
     named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]

@@ -32,12 +32,12 @@ def command(module: str, *arguments: str) -> list[str]:
     if not own:
         from precast.errors import KernelError
 
-        needed = "a Python of its own, as outside of frozen programs"
+        needed = "a Python that can be started by itself"
         raise KernelError(
-            f"no child can run {module}",
-            found="a program that holds its Python",
+            f"{module} cannot run in a child process",
+            found="a frozen program, whose Python cannot be started by itself",
             needed=needed,
-            fix=f"run this outside of the frozen program: python -m {module}",
+            fix="run this in an ordinary Python, outside of the frozen program",
         )
     given = [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag)]
     safe = ["-P"] if sys.version_info >= (3, 11) else []

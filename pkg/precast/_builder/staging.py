@@ -33,7 +33,7 @@ class Staged:
                     "an output would replace its input",
                     found=f"{target}, which is {one}",
                     needed="another folder for the output",
-                    fix="name another folder for the output: -o another-folder",
+                    fix="repeat the command with another folder after -o",
                 )
         self._names = [*dict.fromkeys([*self._names, name])]
         (self._new / name).parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,10 @@ try:
     else:
         import tomli as tomllib
 except ModuleNotFoundError as error:  # an installed wheel reads TOML only where it builds other packages
-    raise KernelError("TOML cannot be read", found=str(error), needed="tomli", fix="pip install tomli") from error
+    from precast.core import pip
+
+    fix = f"{pip.install_command()} tomli"
+    raise KernelError("TOML cannot be read", found=str(error), needed="the module tomli", fix=fix) from error
 
 T = TypeVar("T")
 

@@ -43,9 +43,9 @@ def write_wheel(
     if outside:
         raise KernelError(
             f"{path.name} cannot be written",
-            found=f"the file {outside[0]!r}",
-            needed="relative paths without ..",
-            fix="name the file by a plain relative path, and build again",
+            found=f"the path {outside[0]!r} of a file in it",
+            needed="relative paths without .., backslashes and control characters",
+            fix="give the file a plain relative path, and build again",
         )
     names = ordered({*files, record}, record)
     rows = io.StringIO()

@@ -138,10 +138,10 @@ def name_of(wheel: Path) -> re.Match[str]:
     match = NAME.fullmatch(wheel.name)
     if match is None:
         raise KernelError(
-            f"{wheel.name} is not the name of a wheel",
-            found=wheel.name,
-            needed="a name like name-version-python-abi-platform.whl",
-            fix="give the file its name again: pip cannot install it under another",
+            f"{wheel} cannot be read as a wheel",
+            found=f"the file name {wheel.name}",
+            needed="a file name like name-version-python-abi-platform.whl",
+            fix="rename the file to the name that its build gave it: pip cannot install it under another",
         )
     return match
 
@@ -173,7 +173,7 @@ def unpacked(wheel: Path) -> Iterator[Path]:
 def _on_disk(root: Path) -> Iterator[tuple[str, _File]]:
     if not root.exists():
         raise KernelError(
-            f"there is no {root}",
+            f"{root} cannot be read",
             found="no file or folder of that name",
             needed="a wheel, a folder or a shared library",
             fix="name a wheel, a folder or a shared library that exists",
@@ -196,7 +196,7 @@ def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None
             f"{path.name} is too large to be read",
             found=f"{size / 1e9:.1f} GB in {len(named)} files",
             needed=f"libraries of at most {MAX_FILE_BYTES / 1e9:.1f} GB together",
-            fix="name a library of it instead: precast xray FILE.so",
+            fix="repeat the command with one of the libraries (unzip a wheel first)",
         )
     libraries, unread = [], []
     for where, file in named.items():

@@ -69,7 +69,7 @@ def _check(path: Path, *, as_json: bool) -> int:
         raise KernelError(
             f"{path} cannot be checked",
             found=str(error),
-            needed="what report.json() wrote",
+            needed="the JSON of a report of precast.adopt()",
             fix=f"in Python: open({str(path)!r}, 'w').write(precast.adopt(model).json())",
         ) from error
     drift = command.drift(report)

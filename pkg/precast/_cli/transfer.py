@@ -44,8 +44,8 @@ def run_export(options: argparse.Namespace) -> int:
     if not whole:
         raise KernelUnavailable(
             "there is nothing to export",
-            found=f"no whole entry{' of ' + ', '.join(wanted) if wanted else ''} in {root}",
-            needed="builds, by their first use or by precast warm",
+            found=f"no undamaged build{' of ' + ', '.join(wanted) if wanted else ''} in {root}",
+            needed="a build, which the first use of a kernel or precast warm makes",
             fix=" ".join(["precast warm", *wanted]),
         )
     items = cache_archive.export_cache(whole, options.archive)

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         raise JitDisabled(
             "nothing can be built ahead of its use",
             found=f"PRECAST_JIT={settings.jit.value}",
-            needed="auto or jit",
+            needed="PRECAST_JIT=auto or PRECAST_JIT=jit",
             fix="PRECAST_JIT=auto precast warm",
         )
     if options.jobs:
@@ -111,7 +111,7 @@ def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ..
     if found is None:
         raise KernelUnavailable(
             f"device code for {' '.join(map(str, targets))} cannot be built",
-            found=[line for line in builders.looked_at if line.startswith("nvrtc")] or "none",
+            found=[line for line in builders.looked_at if line.startswith("nvrtc")] or "no NVRTC",
             needed="an NVRTC",
             fix=fixes.install_nvrtc(examination.host),
         )

@@ -84,7 +84,7 @@ class Driver:
             raise KernelUnavailable(
                 "there is no CUDA driver here",
                 found=str(error),
-                needed=str(path),
+                needed=f"{path}, which the NVIDIA driver brings",
                 fix="install the NVIDIA driver (https://www.nvidia.com/drivers); in a container: docker run --gpus all",
             ) from error
         self._contexts: dict[int, int] = {}

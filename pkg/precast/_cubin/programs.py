@@ -13,6 +13,7 @@ from precast._cubin import images
 from precast._load import jit
 from precast._load.progress import Progress
 from precast._load.source import Source
+from precast.core import pip
 from precast.core.capability import GpuTarget
 from precast.core.host import Nvrtc
 from precast.core.version import CudaVersion
@@ -51,8 +52,8 @@ def build(
         raise KernelUnavailable(
             f"{programs.name} cannot be built for {', '.join(unknown)}",
             found=f"NVRTC {compiler.version} ({compiler.path}), which knows {known}",
-            needed="an NVRTC that knows these",
-            fix="pip install -U nvidia-cuda-nvrtc",
+            needed=f"an NVRTC that knows {', '.join(unknown)}",
+            fix=f"{pip.install_command()} -U nvidia-cuda-nvrtc",
         )
     calls = [_call(programs, source, target, compiler, settings) for target in targets for source in programs.sources]
     what = f"the device code of {programs.name} for {' '.join(map(str, targets))}"
@@ -130,7 +131,9 @@ def _assert_sources(programs: Programs) -> None:
     if strange or len(set(names)) != len(names):
         raise KernelUnavailable(
             f"{programs.name} cannot be built: its sources or instances are not valid",
-            found=f"sources {', '.join(names)}; instances of {', '.join(strange) or 'these'}",
-            needed="different file names, and instances of existing sources",
+            found=f"instances of {', '.join(strange)}, and sources {', '.join(names)}"
+            if strange
+            else f"sources {', '.join(names)}, of which two have one name",
+            needed="instances of these sources" if strange else "a different name for each source",
             fix="correct sources_files() and instances() of the extension",
         )

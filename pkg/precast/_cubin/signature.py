@@ -60,14 +60,15 @@ def _op(schema: str, kernels: Sequence[str], sources: Mapping[str, str]) -> Op:
     bad = next((word for word, found in parsed if found is None), None)
     if match is None or bad is not None:
         needed = "name(Tensor x, Tensor(a!) y, float f, int i, bool b) -> Tensor, or -> () for an op that writes"
-        raise _bad(schema, bad or "a schema that is not understood", needed)
+        raise _bad(schema, f"the argument {bad!r}" if bad else "another form than name(arguments) -> result", needed)
     arguments = {found["name"]: found for _, found in parsed if found is not None}
     tensors = [name for name, found in arguments.items() if found["type"].startswith("Tensor")]
     written = [name for name, found in arguments.items() if found["written"]]
     returns = match["result"] == "Tensor"
     if not tensors or returns == bool(written) or not kernels:
         needed = "a tensor to compute from, a kernel, and either a result or an argument Tensor(a!) to write to"
-        raise _bad(schema, "none or too many of them", needed)
+        counts = f"{len(tensors)} tensors, {len(written)} of them to write to, and {len(kernels)} kernels"
+        raise _bad(schema, f"{counts}, with {'a' if returns else 'no'} result", needed)
     op: Op = {"schema": schema, "name": match["name"], "tensors": tensors, "written": written, "returns": returns}
     types = {name: found["type"].partition("(")[0] for name, found in arguments.items()}
     return op | {"kernels": [_kernel(op, types, kernel, sources) for kernel in kernels]}

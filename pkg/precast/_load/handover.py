@@ -75,5 +75,5 @@ def refuse_foreign_kernels(ops: Iterable[str], key: str) -> None:
                 f"{name} already has a {key} kernel that this copy of precast did not register",
                 found="a kernel from another library or another copy of precast",
                 needed=f"the namespace {NAMESPACE!r} for this copy alone ({__file__})",
-                fix=f"keep one copy: python -m pip list | grep -i {NAMESPACE}",
+                fix=f"python -m pip list | grep -i {NAMESPACE}  # uninstall all but one",
             )

@@ -56,7 +56,7 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                     f"{package}.{name} cannot be unpacked",
                     found=f"a Python without lzma: {error}",
                     needed="one that was compiled with liblzma",
-                    fix="use a Python with lzma, such as uv's: uv venv --managed-python",
+                    fix="uv venv --managed-python  # a Python with lzma; then install there",
                 ) from error
     if not found:
         from precast.core import refusals

@@ -185,7 +185,7 @@ def wrong_level(name: str, why: str) -> KernelUnavailable:
     return KernelUnavailable(
         f"PRECAST_CPU_LEVEL={name} is not available here",
         found=why,
-        needed="a level that this CPU has; unset it for the best",
+        needed="a level that this CPU and this library have",
         fix="unset PRECAST_CPU_LEVEL",
     )
 

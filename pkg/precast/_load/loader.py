@@ -175,7 +175,7 @@ def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
             f"device {str(device)!r} is not understood",
             found=f"{index!r} in the place of a device number",
             needed="'cpu', 'cuda' or a name such as 'cuda:0'",
-            fix=f"pass device='{kind}:0'",
+            fix=f"pass device='{kind if kind in ('cpu', 'cuda') else 'cuda'}:0'",
         )
     return kind, int(index) if index else None
 

@@ -38,7 +38,10 @@ def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = 
         name, setting, _ = str(error).partition("=")
         what, _, needed = str(error).partition("; needed ")
         raise KernelError(
-            what, found=what.removesuffix(" is not accepted"), needed=needed, fix=f"unset {name}" if setting else ""
+            f"the value of {name} is not accepted" if setting else what,
+            found=what.removesuffix(" is not accepted"),
+            needed=needed,
+            fix=f"unset {name}" if setting else "",
         ) from error
 
 

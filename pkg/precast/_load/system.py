@@ -28,7 +28,7 @@ def require_linux(platform: str = sys.platform) -> None:
             only_linux(platform),
             found=platform,
             needed="Linux",
-            fix="none on this system: run it on Linux",
+            fix="none on this system: run the program on Linux",
         )
 
 

@@ -13,7 +13,7 @@ from precast._load import library, prebuilt, probe
 from precast._load.choose import Choice, choose
 from precast._load.source import Source
 from precast.core import explain
-from precast.core.host import Host
+from precast.core.host import Builders, Host
 from precast.core.manifest import BuildInfo, BuildMode
 from precast.core.reasons import Need, Reason, Rejection
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
@@ -47,7 +47,7 @@ def assert_not_pure() -> None:
         "this installation has nothing prebuilt",
         found=FROM_SOURCE,
         needed="a wheel with a label, or a build with CUDA_EXT=1",
-        fix=prebuilt_fix(info) or "import it from precast.kernel_loader, which builds what is missing",
+        fix=prebuilt_fix(info) or "import the op from precast.kernel_loader, which builds missing kernels",
     )
 
 
@@ -91,9 +91,9 @@ def wrong_device(family: Family, device: str) -> KernelUnavailable:
     return KernelUnavailable(
         f"has no {device} kernels",
         about=family.name,
-        found=f"tensors on {device}, or a request for that device",
-        needed=f"one of {', '.join(family.devices)}",
-        fix=f"move the tensors: tensor.to({family.devices[-1]!r})",
+        found=f"the device {device}, of a tensor or by name",
+        needed=f"the device {' or '.join(family.devices)}",
+        fix=f"name the device {family.devices[-1]!r}, and move tensors to it: tensor.to({family.devices[-1]!r})",
     )
 
 
@@ -104,13 +104,30 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
     close = difflib.get_close_matches(name, names, n=1)
     fix = [f"precast.load({name!r})" for name in close] or ["python -m precast list"]
     return KernelUnavailable(
-        f"there is no function or class {asked!r}", found=repr(asked), needed=f"one of {', '.join(names)}", fix=fix
+        f"{asked!r} cannot be loaded",
+        found="no function or class of that name",
+        needed=f"one of {', '.join(names)}",
+        fix=fix,
     )
 
 
-def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:
-    """The exception for an AOT build that lacks something; ``places`` says where it was looked for."""
-    return KernelUnavailable(f"{what} cannot be built", found=places, needed=wanted, fix=DOCTOR)
+def cannot_build(what: str, wanted: str, places: Sequence[str], fix: str) -> KernelUnavailable:
+    """The exception for a build that lacks something; ``places`` says where it was looked for."""
+    return KernelUnavailable(f"{what} cannot be built", found=places, needed=wanted, fix=fix)
+
+
+def missing_tools(builders: Builders, settings: Settings, *packages: str) -> str:
+    """The command for a missing compiler, ninja and these packages; without one, what examines this machine."""
+    from precast._builder import installer  # imported for errors alone
+    from precast.core import pip
+
+    steps = []
+    if builders.compiler is None:
+        steps.append("unset CXX" if settings.cxx else installer.compiler_command() or "")
+    names = [*([] if builders.ninja else ["ninja"]), *packages]
+    if names:
+        steps.append(f"{pip.install_command()} {' '.join(names)}")
+    return fixes.both(steps) if all(steps) else f"install g++, and see {DOCTOR}"
 
 
 def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailable:

@@ -20,7 +20,7 @@ from precast._version import __version__
 from precast.build import answering, calls
 from precast.core import verify
 from precast.core.manifest import GUARD_MARK, BuildInfo, ManifestError
-from precast.errors import KernelError
+from precast.errors import REPORT, KernelError
 
 COPY = "_precast"
 # The whole text of a guard that Python imports. `import` reaches the compiled module only through it.
@@ -140,8 +140,8 @@ def _written(info: BuildInfo, folder: str) -> bytes:
         return info.to_json().encode()
     except ManifestError as error:
         raise KernelError(
-            f"{folder}/{verify.MANIFEST} cannot be written",
+            f"{folder}/{verify.MANIFEST} cannot be made",
             found=str(error),
-            needed="a folder that this user can write, with space left",
-            fix="name another folder for the output: -o another-folder",
+            needed="entries that a manifest can hold together",
+            fix=REPORT,
         ) from error

@@ -307,9 +307,9 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
                 if path.is_file() and not wheel.is_made(path.read_text(encoding="utf-8")):
                     raise KernelError(
-                        f"{extension.name} has two meanings",
-                        found=f"{path}, and an extension of that name",
-                        needed="one of them under another name: the extension is imported by way of a guard",
+                        f"the guard of the extension {extension.name} would replace a Python file",
+                        found=str(path),
+                        needed="no file of that name: the guard takes its place, and opens the extension",
                         fix=f"rename {path}, or the extension",
                     )
 

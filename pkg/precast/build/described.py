@@ -56,7 +56,7 @@ def parse(data: bytes, where: str) -> Headers:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise KernelError(
-            f"{where} cannot be read", found=str(error), needed="UTF-8", fix="save it as UTF-8"
+            f"{where} cannot be read", found=str(error), needed="UTF-8", fix=f"save {where} as UTF-8"
         ) from error
     message = HeaderParser().parsestr(re.sub(r"\r\n?", "\n", text))
     if message.defects or not message.items():
@@ -65,7 +65,7 @@ def parse(data: bytes, where: str) -> Headers:
             f"{where} cannot be read",
             found=found,
             needed="headers, an empty line, a text",
-            fix="build the wheel again: its metadata is damaged",
+            fix="build the wheel again",
         )
     return Headers(tuple((name, str(value)) for name, value in message.items()), str(message.get_payload()))
 
@@ -82,7 +82,7 @@ def merged(files: Mapping[Path, Headers], what: str) -> Headers:
                 only = [", ".join(sorted({*pair[at]} - {*pair[1 - at]})) or "nothing more" for at in (0, 1)]
                 found = f"{what} with {name}: {only[0]} in {first}, and {only[1]} in {other}"
                 raise KernelError(
-                    "two wheels cannot be merged",
+                    f"{first.name} and {other.name} cannot be merged",
                     found=found,
                     needed="the same in both",
                     fix="build both wheels from the same sources",
@@ -90,7 +90,7 @@ def merged(files: Mapping[Path, Headers], what: str) -> Headers:
         if files[first].body.strip() != files[other].body.strip():
             found = f"another description in the {what} of {first} than of {other}"
             raise KernelError(
-                "two wheels cannot be merged",
+                f"{first.name} and {other.name} cannot be merged",
                 found=found,
                 needed="the same in both",
                 fix="build both wheels from the same sources",

@@ -164,8 +164,8 @@ def _compiler(cuda: CudaVersion, version: str) -> tuple[str, ...]:
             found=f"no nvcc {cuda} on this machine; the package index has none before CUDA 13",
             needed=f"a CUDA {cuda} toolkit, and CUDA_HOME",
             fix=[
-                f"export CUDA_HOME=/path/to/cuda-{cuda}  # a toolkit that you have installed",
-                "repeat the command with --cuda cu130: the package index has its nvcc",
+                "repeat the command with --cuda cu130  # the package index has its nvcc",
+                f"export CUDA_HOME=/usr/local/cuda-{cuda}  # after NVIDIA's installer put the toolkit there",
             ],
         )
     exact = (f"nvidia-{part}=={version}" for part in ("cuda-nvcc", "cuda-crt", "nvvm"))

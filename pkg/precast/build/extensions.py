@@ -12,6 +12,7 @@ from precast._abi.settings import Settings
 from precast._cubin.code import DeviceCode
 from precast._load import probe
 from precast.build import wheel
+from precast.core import pip
 from precast.core.torch_abi import STABLE_FLOOR, Stable
 from precast.core.version import Release
 from precast.errors import KernelError
@@ -81,7 +82,7 @@ def refuse_names(extensions: Sequence[Extension]) -> None:
                 "the dotted name of a module of a package, such as 'my_package._C'",
             )
         if extension.name in seen:
-            raise _bad(extension.name, "two extensions of that name", "one")
+            raise _bad(extension.name, "two extensions of that name", "one extension of that name")
         seen.add(extension.name)
 
 
@@ -96,7 +97,9 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
         return version
     torch = probe.probe_host(Settings(), gpus=False).torch
     if torch is None:
-        raise _bad(bound[0].name, "no torch to build it with", "the torch that it is for, and --no-build-isolation")
+        install = pip.install_command()
+        fix = f"{install} torch && {install} --no-build-isolation ."
+        raise _bad(bound[0].name, "no torch in the environment of the build", "the torch that it is for", fix)
     return f"{version}+{wheel.local_of(wheel.label_of_torch(torch), torch.version.release)}"
 
 
@@ -124,7 +127,5 @@ def _flat(extensions: Iterable[Any]) -> Iterable[Any]:
             yield extension
 
 
-def _bad(name: str, found: str, needed: str) -> KernelError:
-    return KernelError(
-        f"{name} cannot be built into a wheel", found=found, needed=needed, fix="correct the extension in setup.py"
-    )
+def _bad(name: str, found: str, needed: str, fix: str = "correct the extension in setup.py") -> KernelError:
+    return KernelError(f"{name} cannot be built into a wheel", found=found, needed=needed, fix=fix)

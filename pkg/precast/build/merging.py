@@ -49,7 +49,7 @@ def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]
     for one, files in zip(group, names, strict=True):
         lacking = sorted(found.keys() - files.keys())
         if lacking:
-            raise _differ(lacking[0], found[lacking[0]][1], one.path, "it in both, or in neither")
+            raise _differ(lacking[0], found[lacking[0]][1], one.path, "the file in both, or in neither")
     same = {where: content for where, ((content, _), _) in found.items()}
     return same, frozenset(where for where, ((_, is_program), _) in found.items() if is_program)
 
@@ -145,7 +145,7 @@ def version_of(group: list[Finished]) -> str:
 
 def _differ(what: str, first: Path, second: Path, needed: str) -> KernelError:
     return KernelError(
-        "two wheels cannot be merged",
+        f"{first.name} and {second.name} cannot be merged",
         found=f"{what}, in {first} and {second}",
         needed=needed,
         fix="build both wheels from the same sources",

@@ -26,11 +26,13 @@ def refuse_unowned(module: str, packages: Iterable[str], distribution: str) -> N
     package, known = module.rpartition(".")[0], sorted(packages)
     why = _why_not_owned(package, set(known), distribution)
     if why is not None:
+        home = next((one for one in known if _why_not_owned(one, set(known), distribution) is None), "my_package")
+        also = "" if home in known else f", and write setup(packages=['{home}'], ...)"
         raise KernelError(
             f"{module} cannot be built into a wheel",
             found=why,
             needed=f"a module below one of the packages that setup() names: {', '.join(known) or 'none'}",
-            fix=f"name it my_package.{module.rpartition('.')[2]}, and setup(packages=['my_package'], ...)",
+            fix=f"name the extension {home}.{module.rpartition('.')[2]} in setup.py{also}",
         )
 
 

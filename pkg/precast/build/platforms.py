@@ -43,7 +43,7 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
         newest = dotted(file.glibcxx)[2:3] or (0,)
         fitting = [glibc for glibc, allowed in _POLICIES if newest[0] <= allowed]
         if not fitting:
-            raise _refused(file, f"GLIBCXX_{file.glibcxx}", "a compiler that a manylinux policy knows")
+            raise _refused(file, f"GLIBCXX_{file.glibcxx}", "the GLIBCXX of a manylinux policy")
         least = max(least, file.glibc.minor, min(fitting))
     return f"manylinux_2_{least}_{platform.removeprefix('linux_')}"
 

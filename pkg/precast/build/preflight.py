@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.settings import Settings
-from precast._builder import machine, toolchain
-from precast.core import dangling
+from precast._builder import installer, machine, toolchain
+from precast.core import dangling, pip
 from precast.core.capability import GpuTarget, TargetKind
 from precast.core.host import TorchInfo
 from precast.errors import KernelError
@@ -29,7 +29,7 @@ def refuse_old(setuptools: str, pyproject: Path) -> None:
     if tuple(map(int, setuptools.split(".")[:2])) < needed:
         why = ", which does not read [project] in pyproject.toml" if declared else ""
         wanted = ".".join(map(str, needed))
-        fix = f"pip install 'setuptools>={wanted},<82'"  # as torch 2.12 and older ask
+        fix = f"{pip.install_command()} 'setuptools>={wanted},<82'"  # as torch 2.12 and older ask
         raise _refused("the package", f"setuptools {setuptools}{why}", f"setuptools {wanted} or newer", fix)
 
 
@@ -50,16 +50,17 @@ def refuse_unbuildable(extensions: Iterable[Any], torch: TorchInfo | None, setti
     if not every:
         return
     if torch is None:
-        fix = "pip install torch && pip install --no-build-isolation ."
+        fix = f"{pip.install_command()} torch && {pip.install_command()} --no-build-isolation ."
         raise _refused(every[0].name, "no torch", "the torch that it is for, in the environment of the build", fix)
     compiler, looked_at = toolchain.find_compiler(settings)
     if compiler is None:
         found = "\n          ".join(looked_at) or "no compiler"
-        raise _refused(every[0].name, found, "a C++ compiler", "apt-get install g++")
+        fix = "unset CXX" if settings.cxx else installer.compiler_command() or "install g++"
+        raise _refused(every[0].name, found, "a C++ compiler", fix)
     device = next((one for one in every if any(source.endswith(".cu") for source in one.sources)), None)
     if device is not None and torch.cuda is None:
         needed = "a torch for CUDA, or no CUDA sources (unset FORCE_CUDA)"
-        fix = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+        fix = f"{pip.install_command()} --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
         raise _refused(device.name, f"CUDA sources, and torch {torch.version}, a CPU build", needed, fix)
 
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -55,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
                 f"{options.list} has no package {', '.join(missing) or 'at all'}",
                 found=", ".join(one.name for one in listed) or "an empty list",
                 needed="names of packages in the list",
-                fix="repeat the command with one of these names after --only",
+                fix="repeat the command with one of these names after --only"
+                if listed
+                else f"add a package to {options.list}",
             )
     except KernelError as error:
         print(error, file=sys.stderr)
@@ -71,11 +74,13 @@ def _pinned(path: Path, *, write: bool) -> tuple[Order, ...]:
     """The packages of a list, each with the hash of its archive. KernelError if one has none and may not get it."""
     for order in (one for one in orders.read(path) if not one.sha256):
         if not write:
-            fix = f"python -m precast.build ship --pin {path}  # writes what the package index has now"
+            fix = (
+                f"python -m precast.build ship --pin {shlex.quote(str(path))}  # writes what the package index has now"
+            )
             raise KernelError(
                 f"{path}: {order.name} {order.version} has no sha256",
-                found="no pinned archive",
-                needed="the hash of its archive",
+                found="a version without a sha256",
+                needed="the sha256 of its archive",
                 fix=fix,
             )
         found = hash_on_index(order)
@@ -159,7 +164,10 @@ def fetched(order: Order, folder: Path, settings: Settings) -> Path:
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != order.sha256:
         raise KernelError(
-            f"{archive} was changed", found=f"sha256 {found}", needed=f"sha256 {order.sha256}", fix=f"rm -r {kept}"
+            f"{archive} was changed",
+            found=f"sha256 {found}",
+            needed=f"sha256 {order.sha256}",
+            fix=f"rm -r {shlex.quote(str(kept))}  # then repeat the command",
         )
     return archive
 
@@ -193,7 +201,7 @@ def _required(order: Order, listed: Sequence[Order], out: Path) -> list[str]:
             wheels = [*(out / "site" / (order.label or "all")).glob(f"*/{known['wheel']}")] if right else []
             if not wheels:
                 raise KernelError(
-                    f"the tests of {order.name} require {name}, which this list makes",
+                    f"the tests of {order.name} cannot be run: they require {name}, which this list makes",
                     found=f"no wheel of {name} {ours[name].version} in {out}",
                     needed=f"a wheel of {name} that an earlier step made",
                     fix=f"repeat the command with --only {name} {order.name}",

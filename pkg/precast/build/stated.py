@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -41,9 +42,11 @@ class Stated:
                 asked = f"--torch '{glob}={version}' takes no library of {contents.name}"
                 raise KernelError(
                     asked,
-                    found=", ".join(paths),
+                    found=", ".join(paths) or "no library in the wheel",
                     needed="a pattern that matches a whole path",
-                    fix=f"repeat the command with --torch '{paths[0] if paths else '*'}={version}'",
+                    fix=f"repeat the command with --torch {shlex.quote(f'{paths[0]}={version}')}"
+                    if paths
+                    else "repeat the command without --torch",
                 )
         by_path = replace(self, other=None)
         told = ((one, by_path.of(one.path)) for one in contents.libraries)

@@ -147,10 +147,10 @@ def _copied(path: Path, to: Path) -> str:
         shutil.copy(path, to / path.name)
     else:
         raise KernelError(
-            f"the test {path} does not exist",
+            f"the test {path} cannot be run",
             found="no file or folder of that name",
             needed="a file or a folder with tests for pytest",
-            fix="name a file or folder that exists: --tests tests",
+            fix="repeat the command with tests that exist: a file or a folder",
         )
     return path.name
 

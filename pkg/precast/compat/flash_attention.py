@@ -39,12 +39,14 @@ class AttentionExtension(Extension):
     def assert_compatible(self) -> None:
         """Raise KernelUnavailable if the package is not installed."""
         if not backends.has_package(self.package):
+            from precast.core import pip  # imported for errors alone
+
             name = self.package.replace("_", "-")
             raise KernelUnavailable(
                 f"{self.name} is not available here",
                 found=f"no package {self.package}",
-                needed=name,
-                fix=f"pip install {name}",
+                needed=f"the package {self.package}",
+                fix=f"{pip.install_command()} --no-build-isolation {name}",
             )
 
     def build_aot(self) -> Any:

@@ -131,11 +131,13 @@ def wheel_of(package: str) -> Wheel:
     """The manifest of an importable package, from whichever of its path entries has one."""
     spec = importlib.util.find_spec(package) if package else None
     if spec is None:
+        from . import pip  # imported for errors alone
+
         raise KernelError(
             f"there is no package {package!r}",
             found="no module of that name on sys.path",
             needed="an installed package that precast.build has built",
-            fix=f"pip install {package}",
+            fix=f"{pip.install_command()} {package.partition('.')[0]}",
         )
     folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
     for folder in folders:
@@ -153,8 +155,8 @@ def wheel_in(folder: Path) -> Wheel:
     info = _manifest(folder, package)
     if info is None:
         raise KernelError(
-            f"there is no {verify.MANIFEST} in {folder}",
-            found="no manifest",
+            f"no library can be opened from {folder}",
+            found=f"no {verify.MANIFEST} in the folder",
             needed="the files that precast.build wrote",
             fix="install the package again, from its wheel",
         )

@@ -13,7 +13,7 @@ from .manifest import BuildInfo, NewerManifest
 from .reasons import Reason, Rejection
 from .torch_abi import CLASSIC_FLOOR, Exact, Stable
 
-_POLICY = "none: only who set the policy (SELinux, seccomp) can change it"
+_POLICY = "none: only the administrator who set the policy (SELinux, seccomp) can change it"
 
 if TYPE_CHECKING:
     from .host import Host
@@ -43,7 +43,7 @@ def nothing_prebuilt(package: str, folders: list[Path]) -> PrebuiltRefused:
     return PrebuiltRefused(
         f"{package} has nothing prebuilt",
         found=f"no manifest in {', '.join(map(str, folders))}",
-        needed="a wheel of it, or its setup.py with cmdclass={'build_ext': precast.build.BuildExtension}",
+        needed=f"a wheel of {package}, or a setup.py with cmdclass={{'build_ext': precast.build.BuildExtension}}",
         fix=_again(package),
     )
 
@@ -72,8 +72,8 @@ def cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
     return PrebuiltRefused(
         f"{what} matches its manifest and fits this process, but cannot be opened",
         found=f"{path}: {error}",
-        needed="a library that its author has tried: python -m precast.build --audit WHEEL",
-        fix=f"report it to the authors of {what}",
+        needed="a library that the dynamic linker of this machine opens",
+        fix=f"report this error to the authors of {what}",
     )
 
 

@@ -26,7 +26,9 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
     settings = probe.read_settings(building=True)
     builders = probe.probe_builders(settings)
     if builders.compiler is None or builders.ninja is None:
-        raise verdict.cannot_build(name, "a C++ compiler and ninja", builders.looked_at)
+        raise verdict.cannot_build(
+            name, "a C++ compiler and ninja", builders.looked_at, verdict.missing_tools(builders, settings)
+        )
     cache = Cache(default_root(settings))
     compiler, debug, jobs = builders.compiler, settings.debug, toolchain.default_jobs(settings)
     host.build_host_library(families, compiler, cache=cache, debug=debug, jobs=jobs, ninja=builders.ninja)
@@ -35,7 +37,9 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
     missing = [unit for unit, path in objects if path is None]
     if missing:
         places = tuple(f"{cache.root}: {unit}.o: not there" for unit in missing)
-        raise verdict.cannot_build(name, "the objects of the build, which the cache no longer has", places)
+        raise verdict.cannot_build(
+            name, "the objects that were just compiled", places, "build again, which compiles them again"
+        )
     return link_extension(name, [str(path) for _, path in objects if path is not None])
 
 

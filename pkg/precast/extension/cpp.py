@@ -144,5 +144,8 @@ class CppExtension(Places, Extension):
             f"{self.name}: the module built at install time cannot be imported",
             found=f"{type(error).__name__}: {error}",
             needed=f"{self.prebuilt_import_path}, built for this Python and torch",
-            fix=["install its package again, with this torch", "export PRECAST_JIT=jit  # builds it here and keeps it"],
+            fix=[
+                f"install the package of {self.prebuilt_import_path} again, with this torch",
+                "export PRECAST_JIT=jit  # builds it here and keeps it",
+            ],
         )

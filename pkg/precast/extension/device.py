@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -190,7 +191,8 @@ class DeviceExtension(Places, Extension):
     def _nvrtc(self, settings: Settings) -> Nvrtc:
         builders = probe.probe_builders(settings)
         if builders.nvrtc is None:
-            raise verdict.cannot_build(self.name, "NVRTC: pip install nvidia-cuda-nvrtc", builders.looked_at)
+            host = replace(probe.probe_host(settings, gpus=False), installer=probe.probe_installer())
+            raise verdict.cannot_build(self.name, "NVRTC", builders.looked_at, fixes.install_nvrtc(host))
         return builders.nvrtc
 
     def _shipped(self, settings: Settings) -> tuple[Mapping[int, tuple[images.Image, ...]], str]:
@@ -242,7 +244,7 @@ class DeviceExtension(Places, Extension):
                 f"{self.name} cannot run on GPU {gpu.index}, {gpu.name}",
                 found=f"compute capability {gpu.capability}",
                 needed=f"one that {' or '.join(map(str, named))} runs on",
-                fix="name a target for it in targets() of the extension",
+                fix=f"add '{gpu.capability}' to targets() of the extension",
             )
         return max(fitting, key=lambda target: (target.kind is not TargetKind.PTX, target.capability, target.suffix))
 

@@ -35,9 +35,11 @@ def _find(what: str, marker: str, folders: tuple[str, ...], in_toolkit: str | No
     for place in places:
         if (place / marker).is_file():
             return str(place)
+    from precast.core import pip  # imported for errors alone
+
     raise KernelUnavailable(
-        f"the headers of {what} are not here",
+        f"the headers of {what} were not found",
         found=f"no {marker} in {', '.join(folders)} of sys.path{f', nor in {places[-1]}' if in_toolkit else ''}",
         needed=marker,
-        fix=f"pip install {package}",
+        fix=f"{pip.install_command()} {package}",
     )

@@ -148,14 +148,14 @@ class KernelLoader:
                     f"{type(self).__name__} cannot use the extension {wanted!r}",
                     found=broken.reason,
                     needed="an extension class that can be imported",
-                    fix="correct or uninstall the package that registers it",
+                    fix="correct or uninstall the package that registers this extension",
                 )
         names = [*(extension.name for extension in extensions), *self.ALIASES]
         close = difflib.get_close_matches(ext_name, names, n=1)
         raise KernelUnavailable(
-            f"{type(self).__name__} has no extension {ext_name!r}",
-            found=repr(ext_name),
-            needed=f"one of {', '.join(names) or 'none, as none is registered'}",
+            f"{type(self).__name__} cannot load the extension {ext_name!r}",
+            found="no extension of that name",
+            needed=f"one of {', '.join(names)}" if names else "a registered extension",
             fix=[f"{type(self).__name__}().load(ext_name={name!r})" for name in close] or ["python -m precast list"],
         )
 

@@ -94,7 +94,8 @@ def build(native: Native, why: str) -> Source:
 
 def assert_can_build(native: Native) -> Builders:
     """The tools of a build. Raises KernelUnavailable, with the places searched, if one is missing."""
-    builders = probe.probe_builders(probe.read_settings())
+    settings = probe.read_settings()
+    builders = probe.probe_builders(settings)
     wanted = {
         "a C++ compiler": builders.compiler is not None,
         "ninja": builders.ninja is not None,
@@ -103,7 +104,10 @@ def assert_can_build(native: Native) -> Builders:
     }
     missing = [name for name, here in wanted.items() if not here]
     if missing:
-        raise verdict.cannot_build(native.name, ", ".join(missing), builders.looked_at or ("nothing to look at",))
+        packages = [name for name in ("torch", "setuptools") if name in missing]
+        places = (*builders.looked_at, *(f"{name}: not installed" for name in packages))
+        fix = verdict.missing_tools(builders, settings, *packages)
+        raise verdict.cannot_build(native.name, ", ".join(missing), places, fix)
     if native.nvcc_flags is not None:
         cuda_home(native.name)
     closure.assert_there(native.name, native.sources)
@@ -117,9 +121,9 @@ def cuda_home(name: str) -> str:
     if CUDA_HOME is None or shutil.which(str(Path(CUDA_HOME) / "bin" / "nvcc")) is None:
         raise KernelUnavailable(
             f"{name} cannot be built: there is no CUDA toolkit",
-            found=f"CUDA_HOME={CUDA_HOME}, and no nvcc in its bin",
-            needed="a toolkit of torch's CUDA major",
-            fix="export CUDA_HOME=/usr/local/cuda",
+            found="no nvcc on PATH, and no CUDA_HOME" if CUDA_HOME is None else f"no nvcc in {CUDA_HOME}/bin",
+            needed="the nvcc of a toolkit of torch's CUDA major",
+            fix="export CUDA_HOME=/usr/local/cuda  # where NVIDIA's installer puts the toolkit",
         )
     return str(CUDA_HOME)
 

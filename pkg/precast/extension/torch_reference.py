@@ -47,7 +47,7 @@ class TorchExtension(Extension):
         raise KernelUnavailable(
             f"{self.name} cannot be built ahead of time",
             found="functions in plain torch",
-            needed="nothing: they are always there",
+            needed="an extension with sources",
             fix="call load() instead",
         )
 

@@ -32,16 +32,21 @@ class TritonExtension(Extension):
     def assert_compatible(self) -> None:
         """Raises KernelUnavailable unless Triton is installed and a GPU that it supports is here."""
         if not backends.has_package("triton"):
-            raise self._refusal("no package triton", "the triton of this torch", "pip install triton")
+            from precast.core import pip  # imported for errors alone
+
+            raise self._refusal("no package triton", "the triton of this torch", f"{pip.install_command()} triton")
         if not self.is_available():
-            kinds = ", ".join(sorted(backends.gpu_kinds())) or "none"
+            kinds = ", ".join(sorted(backends.gpu_kinds())) or "no GPU"
             wanted = f"{_SERVED}; this extension is for {', '.join(self.devices)}"
-            raise self._refusal(f"GPUs of kind: {kinds}", wanted, "leave the choice to the loader: .load()")
+            raise self._refusal(kinds, wanted, "leave the choice to the loader: .load()")
 
     def build_aot(self) -> Any:
         """Always raises: a wheel cannot hold a Triton kernel for every GPU, and ``support_aot`` is False."""
-        raise self._refusal(
-            "a Triton extension, whose support_aot is False", "build_jit", f"load {self.name!r} instead"
+        raise KernelUnavailable(
+            f"{self.name} cannot be built ahead of time",
+            found="a Triton extension, whose support_aot is False",
+            needed="an extension with sources",
+            fix="call load() instead",
         )
 
     def load(self) -> Any:

@@ -109,4 +109,4 @@ try:
 except Exception as error:
     print(error)
 """
-    assert "pip install tomli" in spawn.python("-c", code).stdout
+    assert " install tomli" in spawn.python("-c", code).stdout

@@ -27,11 +27,11 @@ def test_definitions_are_sorted_lines_or_refused() -> None:
     ("target", "named", "said"),
     [
         ("compute_90", "sm_90", None),
-        ("compute_90", "sm_80", r"NVRTC gave code for another target\n  found   sm_80"),
-        ("compute_90", "sm_90a", r"NVRTC gave code for another target\n  found   sm_90a"),
+        ("compute_90", "sm_80", r"NVRTC gave code for another target\n  found   code for sm_80"),
+        ("compute_90", "sm_90a", r"NVRTC gave code for another target\n  found   code for sm_90a"),
         ("compute_90a", "sm_90a", None),
         ("compute_90a", "sm_90", None),
-        ("compute_90", None, r"NVRTC gave code for another target\n  found   nothing"),
+        ("compute_90", None, r"NVRTC gave code for another target\n  found   code for no target"),
         ("sm_90", "sm_90", "NVRTC gave no usable cubin"),  # PTX, where a cubin was asked for
     ],
 )
@@ -111,6 +111,6 @@ def test_the_ptx_of_a_suffix_or_of_another_target_is_compiled_for_itself(compile
 def test_ptx_that_machine_code_was_made_from_is_held_against_its_target(compiler: Compiler, tmp_path: Path) -> None:
     compiler.named = 80
     with pytest.raises(
-        BuildFailed, match=r"^rms_norm for compute_90: NVRTC gave code for another target\n  found   sm_80"
+        BuildFailed, match=r"^rms_norm for compute_90: NVRTC gave code for another target\n  found   code for sm_80"
     ):
         built(tmp_path, "compute_90", "sm_90")

@@ -215,7 +215,7 @@ def test_what_a_linked_file_must_and_must_not_have(
     tmp_path: Path, source: str, options: tuple[str, ...], torch: tuple[str, ...], said: str
 ) -> None:
     path = spawn.library(tmp_path / "made.so", source, *options)
-    with pytest.raises(BuildFailed, match="came out wrong") as caught:
+    with pytest.raises(BuildFailed, match="came out with wrong dependencies or exports") as caught:
         host.verify_library(path.read_bytes(), platform.machine(), torch=torch)
     assert said in str(caught.value)
 

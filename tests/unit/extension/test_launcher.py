@@ -118,8 +118,8 @@ def made_data(module: ModuleType) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("schema", "kernel", "said"),
     [
-        ("f(Tensor? x) -> Tensor", "const float* x, float* out", "found   Tensor? x"),
-        ("f(Tensor x) -> Tensor[]", "const float* x", "a schema that is not understood"),
+        ("f(Tensor? x) -> Tensor", "const float* x, float* out", "found   the argument 'Tensor? x'"),
+        ("f(Tensor x) -> Tensor[]", "const float* x", "found   another form than name(arguments) -> result"),
         ("f(Tensor(a!) x) -> Tensor", "float* x, float* out", "either a result or an argument Tensor(a!)"),
         ("f(Tensor x) -> Tensor", "float* x, float* out", "'float* x': not const, and the schema does not say"),
         ("f(Tensor x) -> Tensor", "const float* y, float* out", "'const float* y': no argument of that name"),

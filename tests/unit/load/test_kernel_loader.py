@@ -310,7 +310,7 @@ def test_a_triton_extension_is_for_the_gpus_it_names(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert made.load() == ["triton"]
     monkeypatch.setattr(backends, "has_package", lambda name: False)
-    with pytest.raises(KernelUnavailable, match="pip install triton"):
+    with pytest.raises(KernelUnavailable, match=" triton"):
         made.assert_compatible()
     with pytest.raises(KernelUnavailable, match="support_aot is False"):
         made.build_aot()

@@ -214,16 +214,16 @@ def test_a_public_name_loads_what_it_may_call_and_errors_have_that_name(
     assert calls.read_text().splitlines() == [f"register {family} CPU" for family in families]
     with pytest.raises(KernelUnavailable, match="FusedAdamW cannot be loaded for cuda"):
         loader.load("FusedAdamW")  # which has kernels for GPUs alone
-    with pytest.raises(KernelUnavailable, match="there is no function or class"):
+    with pytest.raises(KernelUnavailable, match="found   no function or class of that name"):
         loader.load("precast.nn.silu_and_mul")
 
 
 def test_devices_and_names_that_do_not_exist_are_refused_with_those_that_do(calls: Path) -> None:
-    for family, device, known in (("cpu_adam", "cuda", "cpu"), ("rms_norm", "mps", "cpu, cuda")):
+    for family, device, known in (("cpu_adam", "cuda", "cpu"), ("rms_norm", "mps", "cpu or cuda")):
         with pytest.raises(KernelUnavailable, match=f"no {device} kernels") as caught:
             loader.ensure(family, device)
-        assert f"needed  one of {known}" in str(caught.value)
-    with pytest.raises(KernelUnavailable, match="there is no function or class 'rms_nrom'") as caught:
+        assert f"needed  the device {known}" in str(caught.value)
+    with pytest.raises(KernelUnavailable, match="'rms_nrom' cannot be loaded") as caught:
         loader.load("rms_nrom")
     assert "adam_" in str(caught.value) and "precast.load('rms_norm')" in str(caught.value)
     with pytest.raises(KernelUnavailable, match="'cuda:one' is not understood"):
