@@ -1,4 +1,4 @@
-"""Cross entropy of class numbers, with the gradient in the same pass over the logits.
+"""Cross entropy of class numbers, except in float16 with the gradient in the same pass over the logits.
 
 :func:`cross_entropy` reads each row of logits once and also writes the gradient, except in float16. The backward pass
 then only multiplies, and skips a factor of 1. :func:`linear_cross_entropy` begins with
@@ -114,9 +114,10 @@ def linear_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without storing all logits.
 
-    The rows are processed in chunks, with matrix products of torch. If gradients are required, they are computed in
-    the forward pass, chunk by chunk. Differentiable once for ``input``, ``linear_weight`` and ``linear_bias``. The
-    names and the order of the arguments are those of ``torch.nn.functional.linear_cross_entropy`` of torch 2.13.
+    The rows are processed in chunks, with matrix products of torch. Gradients are computed chunk by chunk, in the
+    forward pass, or in the backward pass for float16 and for ``reduction="none"``. Differentiable once for ``input``,
+    ``linear_weight`` and ``linear_bias``. The names and the order of the arguments are those of
+    ``torch.nn.functional.linear_cross_entropy`` of torch 2.13.
 
     Args:
         input: ``(..., features)``; float32, float16 or bfloat16.
