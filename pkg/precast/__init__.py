@@ -1,4 +1,4 @@
-"""PyTorch kernels that need no build at installation.
+"""PyTorch kernels that can be installed without a build.
 
 Importing this package imports neither torch nor any compiled file; functions and kernels are loaded at their first
 use::

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command, by default that of this process; then no module of the current directory is imported."""
+    """Runs one command, by default that of this process, and imports no module of the current directory."""
     if argv is None:
         from precast._builder import python
 

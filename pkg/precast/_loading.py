@@ -1,8 +1,8 @@
 """Loading ahead of a call: the loader, with the ops that belong above its kernels.
 
-Nothing has to call :func:`prebuild`: ranks that start cold take turns by themselves (``_builder/lock.py``). It is for
-jobs that want the build before the first step, and one error instead of one for each rank. No lock is held while ranks
-wait for each other, and a rank whose build fails still answers, so a failure is an error everywhere and a hang nowhere.
+A job need not call :func:`prebuild`, because ranks that start cold take turns (``_builder/lock.py``). :func:`prebuild`
+builds before the first step, and raises one error instead of one for each rank. No rank holds a lock while it waits
+for others, and a rank whose build fails still answers, so every rank gets the error and none hangs.
 """
 
 from __future__ import annotations

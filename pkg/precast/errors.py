@@ -1,7 +1,7 @@
 """Every exception that precast raises on purpose.
 
-The contract: the first line of a :class:`KernelError` says what failed. Then it says what was found, what was needed,
-and the command that fixes it. Nothing exits the process, and an underlying exception is chained as ``__cause__``.
+The first line of a :class:`KernelError` says what failed. The next lines say what was found, what was needed,
+and the fix. precast does not exit the process, and an underlying exception is chained as ``__cause__``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ for _one in (KernelError, KernelIncompatible, PrebuiltRefused):
 
 
 class KernelUnavailable(KernelError):
-    """Nothing can serve this op on this machine; the message lists each candidate and why it was rejected."""
+    """No kernel can be loaded for an op on this machine; the message lists each candidate and why it was rejected."""
 
 
 class BuildFailed(KernelError):

@@ -1,8 +1,8 @@
 """The public loaders. Each has several extensions and loads the best one for this machine.
 
-``CPUAdamLoader().load()`` returns a module-like object; its ``source`` says where it came from. The choice of an
-extension is cached until one is registered or unregistered. A named extension, ``load(ext_name=...)``, goes through the
-same checks. Installed packages can announce extensions by entry points.
+``CPUAdamLoader().load()`` returns a module-like object; its ``source`` says where the kernels came from. The choice of
+an extension is cached until an extension is registered or unregistered. A named extension, ``load(ext_name=...)``, goes
+through the same checks as a chosen one. Installed packages can announce extensions by entry points.
 """
 
 from precast._load.verdict import assert_not_pure

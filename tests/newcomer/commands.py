@@ -18,7 +18,6 @@ NOT_RUN = {
     "make release-local": "builds 18 wheels in 13 minutes; tests/wheel runs its verbs",
     "gh attestation verify FILE --repo OWNER/NAME": "needs a public release and the network",
     "python -m tools reproduce --label cu129": "builds a wheel twice; tests/wheel runs the verb",
-    "python -m tools audit FILE": "FILE is a placeholder; the row old-pip runs it as the install guide has it",
 }
 # Other rows run these, with an environment of their own for each.
 OTHER_ROWS = ("CUDA_EXT=1 pip install .", "pip install .", "make demo", "make test")

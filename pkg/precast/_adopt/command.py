@@ -1,4 +1,4 @@
-"""What ``precast adopt`` does: build a model by name, measure it before and after, check a kept report."""
+"""Helps ``precast adopt``: builds a model by name, measures it before and after, checks a saved report."""
 
 from __future__ import annotations
 

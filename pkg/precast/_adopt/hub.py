@@ -1,4 +1,4 @@
-"""Our layers as the ``kernels`` package of Hugging Face takes them: a mapping for ``kernelize``, without the hub."""
+"""Makes a mapping for ``kernelize`` of Hugging Face's ``kernels`` package, with layers of precast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from precast._adopt.rules import RULES
 
 @dataclass(frozen=True)
 class Layer:
-    """What ``kernels`` calls a layer repository: ``load`` gives a class, of which it takes the forward."""
+    """A layer repository of ``kernels``, whose ``load`` returns a class with the forward of the layer."""
 
     layer_name: str
     function: Callable[..., Any]
@@ -53,7 +53,7 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Function:
-    """The same for a function that a layer calls: ``load`` gives a class whose forward it is."""
+    """A repository of a function that a layer calls; ``load`` returns a class whose forward is the function."""
 
     name: str
     signature: inspect.Signature

@@ -1,4 +1,4 @@
-"""The certificate as data: what was replaced and how it was proved, what was left and why, how outputs compare."""
+"""The report of ``adopt`` as data: replaced modules with proofs, others with reasons, and how outputs compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Modules of one class that had one fate. ``note`` is the proof, or the reason for leaving them alone.
+    """Modules of one class with the same result. ``note`` is the proof, or the reason for leaving them alone.
 
     ``sources`` are the functions that were read beside the forward, with their fingerprints.
     """
@@ -92,7 +92,7 @@ class Report:
         return adopted if self.compared else f"{adopted} by its proofs, NOT COMPARED"
 
     def json(self) -> str:
-        """The certificate as JSON with sorted keys. Later versions of the package only add keys."""
+        """The report as JSON with sorted keys. Later versions of the package only add keys."""
         facts = dataclasses.asdict(self) | {"schema": SCHEMA, "ok": self.ok}
         for key in ("difference", "noise"):  # JSON has no NaN
             facts["compared"] = [c | {key: c[key] if math.isfinite(c[key]) else None} for c in facts["compared"]]

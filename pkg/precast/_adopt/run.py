@@ -35,7 +35,7 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
     Only the given instance is patched. Names, ``state_dict``, hooks, pickling and copies of the model do not change,
     and :func:`precast.undo_adopt` restores every module. A module is replaced if precast recognises the source of its
     forward and if its kernel is **exact**: a probe with random inputs in bfloat16, float16 and float32 proves bit for
-    bit that both round at the same steps. Only the order of sums may differ. All other modules stay, and the report
+    bit that both round at the same steps. Only the order of sums may differ. Other modules stay, and the report
     gives the reasons. The original forward still runs in calls that the probe does not cover, such as 16-bit inputs of
     a norm under autocast. It also runs under ``torch.compile``, because Inductor fuses these modules with others.
 
@@ -55,7 +55,7 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: b
         sample: keyword arguments of a call of the model as a mapping, or positional arguments. By default it is
             made from the configuration of models of transformers, timm and diffusers; other models need a sample to be
             compared.
-        dry_run: undo all replacements in the end.
+        dry_run: compare and report, then undo all replacements.
         logits: False: if a causal language model is called with labels, it returns no logits, and computes its loss
             with :func:`precast.ops.linear_cross_entropy`, which does not store all logits.
 

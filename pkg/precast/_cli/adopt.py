@@ -1,4 +1,4 @@
-"""``precast adopt``: try :func:`precast.adopt` on a model, measure it, or check a certificate that was kept."""
+"""``precast adopt``: try :func:`precast.adopt` on a model, measure the model, or check a saved report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return 0 if the certificate is good, or still is: 1 also if nothing could be compared."""
+    """Return 0 if the report is good, or still valid; return 1 otherwise, also if nothing could be compared."""
     _require_torch()
     from precast._adopt import command
 

@@ -1,6 +1,6 @@
-"""An installation so damaged that no kernel can be examined: the doctor still says what is wrong.
+"""Reports an installation so damaged that no kernel can be examined.
 
-It is told without the catalogue of kernels, which may be what is damaged.
+The report does not read the catalogue of kernels, which may be damaged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SCHEMA = 2
 
 
 def tell(argv: Sequence[str], error: KernelError) -> int:
-    """What a verb says that cannot begin; the doctor's report is this problem alone."""
+    """Print why a verb cannot begin; for the doctor, a report with only this problem."""
     if argv[:1] == ["doctor"]:
         return diagnose(error, as_json="--json" in argv)
     output.complain(f"{type(error).__name__}: {error}")

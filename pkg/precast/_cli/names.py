@@ -1,4 +1,4 @@
-"""The kernel names that the command line accepts: public names, families, their folders, ops, extensions, loaders."""
+"""Finds kernels by the names that the command line accepts, such as public names, families, ops and loaders."""
 
 from __future__ import annotations
 

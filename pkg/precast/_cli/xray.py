@@ -1,4 +1,4 @@
-"""``precast xray FILE``: what a wheel, folder or library needs and holds, and whether it works on a machine."""
+"""``precast xray FILE``: print what a wheel, folder or library needs and holds, and whether it works on a machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was read; return 1 if something is wrong with the file, or a library does not work there."""
+    """Print the report; return 1 if the file is bad, or a library does not work on the named machine."""
     found = xray_report.xray(options.file, **{name: getattr(options, name) for name in PARTS})
     if options.json:
         output.print_json(to_json(found))

@@ -18,13 +18,14 @@
         cmdclass={"build_ext": BuildExtension},
     )
 
-The compiled files go to ``blog_ops/_C``, with a manifest ``build_info.json`` in the same schema as precast's own. A
-guard takes the place of each module, and a copy of precast's core goes along as ``blog_ops/_precast``. So ``from
-blog_ops import fused`` first checks that the library fits this Python, torch, CUDA and C library, and raises an
-ImportError with the reasons if it does not, without precast. An extension on the stable ABI registers its ops for
+The compiled files go to ``blog_ops/_C``, with a manifest ``build_info.json`` in the schema of precast's own manifest. A
+small Python file, the guard, replaces each module, and a copy of precast's checks is ``blog_ops/_precast``. So ``from
+blog_ops import fused`` first checks that the library fits this Python, torch, CUDA and C library. If the library does
+not fit, the import raises an ImportError with the reasons. An extension on the stable ABI registers its ops for
 ``torch.ops``; any other module exports its functions. Only a DeviceExtension needs precast where it is installed.
 
-A wheel with only stable libraries and device code is tagged ``py3-none``; one with a module for one Python, ``cp311``.
+A wheel with only stable libraries and device code gets the tag ``py3-none``; one with a module for one Python gets
+``cp311``.
 ``python -m precast.build --audit WHEEL`` checks a finished wheel against its manifest, and
 ``python -m precast.build --cflags --ldflags --include --cuda-flags`` prints the same options for a Makefile.
 
@@ -37,8 +38,8 @@ Signatures::
     DeviceExtension(name, sources, *, targets=(), include_dirs=(), defines={}, instances={}, flags=(), ops={})
     labelled(version, extensions) -> "1.0+cu130.torch2.13", or the plain version if one wheel serves every torch
     load_library(package, name): does what a guard does, without a guard module
-    guard(module), answer(), editable(...): called by wheels that were built before they took the core along
-    launcher(module, entries, ops): called by the module that is made of a DeviceExtension
+    guard(module), answer(), editable(...): called by wheels of earlier versions, which have no copy of the checks
+    launcher(module, entries, ops): called by the module that a DeviceExtension becomes
     images(package, name) -> {GPU index: Image} of a DeviceExtension, for the visible GPUs
 """
 

@@ -2,12 +2,12 @@
 
 ``python -m precast.build init NAME`` writes a complete small package.
 ``python -m precast.build wheels SOURCE --torch 2.13,2.14`` builds a package for several torches, as one guarded wheel.
-``python -m precast.build guard WHEEL... -o DIR`` puts libraries behind guards, and merges wheels.
+``python -m precast.build guard WHEEL... -o DIR`` puts a check before each library, and merges wheels.
 ``python -m precast.build test WHEEL --torch 2.13 --tests PATH`` runs tests against a wheel in a clean environment.
 ``python -m precast.build index WHEEL... -o SITE`` writes the pages of a package index.
-``python -m precast.build ship packages.toml`` does all of that for packages of the package index.
+``python -m precast.build ship packages.toml`` builds, guards, tests and indexes packages of the package index.
 
-Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
+The exit status is 1 if the audit refused a wheel, 2 if an argument is wrong or there is no wheel, and otherwise 0.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""What a wheel takes along so that it stands alone: a copy of precast's core, guards that import it, changed calls.
+"""Makes a wheel work without precast: it gets a copy of precast's checks (the core), guards, and changed calls.
 
-The copy is a package ``_precast`` in the outermost package on the way to a guard. It is not inside of ``_C``, which may
-be a compiled module itself. Its version and digest stand in each manifest, and the audit compares them.
+The copy is a package ``_precast`` in the outermost package around a guard. It is not inside of ``_C``, which may
+be a compiled module itself. Each manifest has the version and digest of the copy, and the audit compares them.
 
-So the proof of fit stands once, for our files and for other people's, and a guarded wheel needs no precast. Copies of
-several versions share a process and only the form of the manifest. A fix reaches a wheel when it is guarded again.
+So precast and guarded wheels share one source of the checks. Copies of several versions may run in one process: they
+share only the form of the manifest. A wheel gets a fix of the checks when it is guarded again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Alone:
 def standing(
     files: Mapping[str, bytes], infos: Mapping[str, BuildInfo], guards: Iterable[str], *, patch_loader: bool = False
 ) -> Alone:
-    """The files of a wheel with its guards, copies and manifests, of which ``infos`` has one for each folder.
+    """The files of a wheel with guards, copies of the core, and manifests; ``infos`` has a manifest for each folder.
 
     KernelError for a guard that no call opens, and for a use of ``torch.ops.load_library`` that cannot be changed,
     unless ``patch_loader`` lets the copy wrap the function for the whole process.
@@ -96,7 +96,7 @@ def _level(where: str, files: Collection[str]) -> int:
 
 
 def without_copies(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a wheel but for the copies of a core, perhaps of another version."""
+    """The files of a wheel without copies of a core, also without copies of another version."""
     return {where: content for where, content in files.items() if f"/{COPY}/" not in f"/{where}"}
 
 

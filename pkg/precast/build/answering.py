@@ -1,6 +1,6 @@
-"""The line of ``--patch-loader`` in a package's ``__init__.py``: where it belongs, and whether it is there.
+"""Finds and inserts the line that ``--patch-loader`` adds to a package's ``__init__.py``.
 
-It is put between statements, never between lines, and the result must mean the same but for that statement.
+The line is put between two statements, and must not change the meaning of the other statements.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def why_not(source: bytes, where: str) -> str | None:
 
 
 def _place(tree: ast.Module) -> int:
-    """The index behind the docstring and the imports from ``__future__``."""
+    """The index of the statement behind the docstring and the imports from ``__future__``."""
     at = int(ast.get_docstring(tree, clean=False) is not None)
     while at < len(tree.body) and _is_future(tree.body[at]):
         at += 1

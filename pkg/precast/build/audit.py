@@ -1,4 +1,4 @@
-"""Audit any finished wheel: derive every claim of its manifest again from its bytes.
+"""Audit a finished wheel: compare every entry of its manifest with the bytes of the file.
 
 The audit checks what the loader will check after installation. It also checks what an index and an installer read:
 the tag, the version, the requirements and RECORD, and that no wheel writes into the packages of another. A wheel
@@ -164,7 +164,7 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Rejection]:
 
 
 def _links(file: HostFile, folder: Path, info: BuildInfo) -> Iterator[Rejection]:
-    """A library lists each library of its folder that it needs, under the SONAME by which that is found."""
+    """The entry of a library lists the libraries of its folder that it needs, each by its SONAME."""
     sonames = {one.path: _soname(folder / one.path) for one in info.host}
     for soname, path in file.links:
         if sonames[path] != soname:
@@ -248,7 +248,7 @@ def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Rejection]
 
 
 def _stands_alone(root: Path, infos: Sequence[BuildInfo]) -> Iterator[Rejection]:
-    """Guards, the copies of the core and the changed calls are what the manifests say, wherever the wheel is for."""
+    """Guards, copies of the core and changed calls must match the manifests, on any machine."""
     names = set(_names(root))
     sources = {where: _source(root / where) for where in names if where.endswith((".py", ".so"))}
     guards = {where for where, content in sources.items() if wheel.is_guard(content.decode("utf-8", "replace"))}

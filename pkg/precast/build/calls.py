@@ -1,8 +1,8 @@
-"""The calls in a wheel's own Python that open a library by its path, and the same calls through the wheel's core.
+"""Finds calls in a wheel's Python files that open a library by its path, and sends them through the copy of the core.
 
 ``torch.ops.load_library(path)`` becomes ``torch.ops.load_library(<core>.resolve(path))``: a guard's path gives the
 library behind it, any other path stays as it is. Only the argument is put in parentheses, so lines keep their numbers,
-and the file must mean the same but for that.
+and the meaning of the other code must not change.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read(content: bytes, where: str) -> Source:
 
 
 def parsed(source: str | bytes) -> ast.Module:
-    """The statements of a source. What Python warns of in it is for its author."""
+    """The statements of a source, read without Python's warnings, which are for the author of the source."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
@@ -193,7 +193,7 @@ def _names_it(node: ast.AST) -> bool:
 
 
 def _arguments(tree: ast.AST) -> Iterator[ast.expr]:
-    """What is to go through the core: the path in each call that takes one, unless it does already."""
+    """The path in each call that takes the path of a library, unless the path goes through the core already."""
     done = {id(node.args[0]) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_resolved(node)}
     for _, argument in _calls(tree):
         if id(argument) not in done and not _is_resolved(argument):

@@ -1,4 +1,4 @@
-"""Compilers for a package that does not change: scripts that correct the options which a package gives them."""
+"""Writes compiler scripts, which correct the options of a package, so that the package itself needs no change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wheels say of themselves, METADATA and WHEEL: read by the standard library, compared, and written again."""
+"""Reads, compares and writes the files METADATA and WHEEL of wheels."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def parse(data: bytes, where: str) -> Headers:
 
 
 def merged(files: Mapping[Path, Headers], what: str) -> Headers:
-    """What the wheels of a group say together. KernelError if they differ in more than torch and version."""
+    """The metadata that the wheels of a group share. KernelError if they differ in more than torch and version."""
     first, *others = sorted(files)
     for other in others:
         for name in dict.fromkeys(key.lower() for key, _ in (*files[first].items, *files[other].items)):
@@ -121,7 +121,7 @@ def why_precast(infos: Iterable[BuildInfo], importing: Iterable[str]) -> str:
 def requiring(metadata: str, infos: Iterable[BuildInfo], why_precast: str) -> str:
     """METADATA with the releases of torch that libraries are for, and with precast if there is a reason for it.
 
-    A wheel that was guarded before required precast of its own accord; one that says it itself keeps it.
+    A requirement on precast that an earlier guard added may go; one of the package itself stays.
     """
     said = parse(metadata.encode("utf-8", "surrogateescape"), "METADATA")
     required = [(found["name"].lower(), text) for text in said.all("Requires-Dist") if (found := _OURS.match(text))]

@@ -46,7 +46,7 @@ class Made:
 
 
 def build_images(extension: DeviceCode, folder: Path, settings: Settings) -> Made:
-    """Compile every source for every target into ``folder``, the one of the manifest."""
+    """Compile every source for every target into ``folder``, which has the manifest."""
     found, targets = _compiler(extension, settings)
     name = extension.name.rpartition(".")[2]
     wanted = Programs(
@@ -80,7 +80,7 @@ def build_images(extension: DeviceCode, folder: Path, settings: Settings) -> Mad
 def sources(extension: Extension) -> list[Path]:
     """The sources and every header of the project that they include, relative to the folder of setup.py.
 
-    Empty for an extension that is not of device code.
+    The result is empty for an extension without device code.
     """
     root = Path.cwd().resolve()
     if not isinstance(extension, DeviceCode):

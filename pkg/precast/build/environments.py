@@ -1,7 +1,7 @@
 """An environment for each torch: a Python of its own, that torch, and nvcc from the package index if CUDA is wanted.
 
-Environments are kept in the cache, because a torch takes minutes to install and serves every package. What a package
-itself asks for in ``[build-system] requires`` is installed for that package alone.
+Environments are kept in the cache, because a torch takes minutes to install and serves every package. The requirements
+of a package in ``[build-system] requires`` are installed for that package alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Environment:
 
 
 def parse_torch(text: str) -> TorchVersion:
-    """``2.14`` is its newest patch release. ValueError for a torch that is not known."""
+    """Read a torch release; ``2.14`` means its newest patch release. ValueError for an unknown torch."""
     known = toolkits.RELEASES.get(text)
     version = TorchVersion.parse(known[0] if known else text)
     _release(version)
@@ -96,7 +96,7 @@ def _release(version: TorchVersion) -> tuple[str, int, Mapping[str, str]]:
 
 
 def parse_label(text: str) -> Label:
-    """``cu130``. ValueError for a CUDA that has no label."""
+    """Read a label such as ``cu130``. ValueError for a CUDA version without a label."""
     if text not in toolkits.TARGETS:
         raise ValueError(f"not a CUDA label: {text!r}; there are {', '.join(toolkits.TARGETS)}")
     return Label(text)
@@ -139,9 +139,9 @@ def environment(job: Job, settings: Settings) -> Environment:
 
 
 def _install_torch(job: Job, own: Path) -> None:
-    """Install torch; without CUDA its CPU build, which the package index does not have: that has 5 GB of CUDA's own.
+    """Install torch; without CUDA its CPU build, because the build on the package index needs 5 GB of CUDA libraries.
 
-    Only torch itself is looked for on its own index, and what it requires on the usual one.
+    pip searches torch itself on torch's index, and the requirements of torch on the usual index.
     """
     version, what = f"{job.torch.release}.{job.torch.patch}", f"torch {job.torch} for {job.label}"
     print(f"{job.name}: installing torch, once for all packages", flush=True)
@@ -157,7 +157,7 @@ def _install_torch(job: Job, own: Path) -> None:
 
 
 def _compiler(cuda: CudaVersion, version: str) -> tuple[str, ...]:
-    """The packages of nvcc and what it needs. KernelError before CUDA 13, of which the package index has no nvcc."""
+    """The packages of nvcc and its requirements. KernelError before CUDA 13: the package index has no older nvcc."""
     if cuda.major < 13:
         raise KernelError(
             f"nothing can be compiled for CUDA {cuda}",
@@ -259,7 +259,7 @@ def variables(job: Job, made: Environment, requires: Path, work: Path, settings:
 
 
 def targets_of(label: Label, settings: Settings) -> tuple[GpuTarget, ...]:
-    """What to compile for: the user's list, else that of our own wheels of the label. Tegra is ARM alone."""
+    """The targets to compile for: the user's list, else that of precast's wheels of the label; Tegra only on ARM."""
     own = (GpuTarget.parse(text) for text in toolkits.TARGETS[str(label)][1].split())
     arm = platform.machine() == "aarch64"
     return settings.targets() or tuple(target for target in own if arm or not target.capability.is_tegra)
@@ -275,7 +275,7 @@ def run(
 ) -> str:
     """Run a command in a folder; KernelError with its first error and its last lines if it fails.
 
-    Its temporary files are removed, also if it has no time to do so itself.
+    The temporary files of the command are removed, also if it is killed.
     """
     log = folder / f"{re.sub(r'[^a-z0-9]+', '-', what.lower())[:60]}.log"
     shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]

@@ -87,7 +87,7 @@ def refuse_names(extensions: Sequence[Extension]) -> None:
 
 
 def labelled(version: str, extensions: Iterable[Extension]) -> str:
-    """Add to the version what its wheel is bound to, ``"1.0+cu130.torch2.13"``; unchanged if it is bound to nothing.
+    """Add the CUDA and torch that the wheel needs to a version: ``"1.0+cu130.torch2.13"``, or no change.
 
     So wheels for different torch versions get different file names. PyPI refuses such versions; other indexes do not.
     """

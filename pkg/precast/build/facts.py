@@ -1,4 +1,4 @@
-"""The manifest entry of a library, from its bytes: for one that was just compiled as for one of a finished wheel."""
+"""Makes the manifest entry of a library from its bytes, after a compile or from a finished wheel."""
 
 from __future__ import annotations
 

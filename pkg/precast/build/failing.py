@@ -1,4 +1,4 @@
-"""Give the errors of a build that torch's tools raise one short text with the cause first."""
+"""Turn an error that torch's build tools raise into one short text with the cause first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def explain_uncaught() -> None:
-    """Let what setup.py meets in torch before any command runs end with our text instead of a traceback."""
+    """Let an error of torch in setup.py, before any command runs, end with a short text instead of a traceback."""
     usual = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -39,10 +39,10 @@ class Folder:
 class Finished:
     """One wheel. ``folders`` maps the folder of each manifest to its files, ``rest`` has everything else.
 
-    ``local`` is what its version says of the torch that it is bound to: ``cu130.torch2.13``, or nothing. ``left`` has
-    the libraries that stay as they are, because neither import nor torch opens them, ``old`` those for a torch that
-    precast is not for, left out. ``build`` and ``python`` are parts of its name, ``programs`` the files that installers
-    make executable.
+    ``local`` is the local part of the version: ``cu130.torch2.13``, or empty. ``left`` has
+    the libraries that stay as they are, because neither import nor torch opens them. ``old`` has the libraries that are
+    left out, because precast does not support their torch. ``build`` and ``python`` are parts of the wheel's name,
+    ``programs`` the files that installers make executable.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class Finished:
 
 
 def read(path: Path, stated: Stated) -> Finished:
-    """Read a wheel; ``stated`` has the torch that built its libraries, where the wheel does not say so.
+    """Read a wheel; ``stated`` names the torch that built its libraries, if the wheel does not name it.
 
     KernelError for a library that no guard can stand for, and for one whose torch is not known.
     """
@@ -186,8 +186,8 @@ def _label(version: str, torch: TorchVersion | None, default: Label) -> Label:
 def _places(library: xray.Library) -> tuple[str, str]:
     """The folder of the manifest of a library, and the path that its guard takes.
 
-    A Python module leaves a Python file. Any other library leaves a file of its own kind, because packages look for it
-    with a finder of extension modules. A module of no package becomes a package of its name.
+    The guard of a Python module is a Python file. The guard of any other library keeps the suffix, because packages
+    look for it with a finder of extension modules. A module outside of packages becomes a package of its name.
     """
     package = posixpath.dirname(library.path)  # also torch-2.10/lib, which has a dot
     name = opening.name_of(PurePosixPath(library.path).name)

@@ -1,9 +1,9 @@
 """``python -m precast.build guard WHEEL... -o DIR``: put libraries of finished wheels behind guards, merge wheels.
 
-Wheels of one version that differ only in torch, C++ ABI, CUDA, Python or GPU targets become one. What proves precast's
-own libraries proves theirs: the wheel takes a copy of it along and needs no precast. Each library stays in its folder.
+Wheels of one version that differ only in torch, C++ ABI, CUDA, Python or GPU targets become one. The wheel gets a copy
+of the checks that precast makes of its own libraries, so it needs no precast. Each library stays in its folder.
 A call in the wheel's Python that opens a library by its path goes through the copy; each changed line is printed.
-The output is the same bytes for the same input, and must pass the audit before it is moved to its place.
+The same input gives the same bytes. A wheel must pass the audit before it is moved to its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from precast.errors import KernelError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Guard the wheels; print each output. Exit status 1: the audit refused an output, and nothing is written."""
+    """Guard the wheels and print each output. Exit status 1: the audit refused an output, so nothing was written."""
     parser = argparse.ArgumentParser(prog="python -m precast.build guard", description=__doc__)
     parser.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL", help="finished wheels, of any build system")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="the folder for guarded wheels")
@@ -122,7 +122,7 @@ def _write(group: list[Finished], staged: Staged, how: How) -> Path:
 
 
 def _said(group: Iterable[Finished], name: str) -> described.Headers:
-    """What all wheels say of themselves."""
+    """The metadata of all wheels."""
     found = {one.path: described.parse(one.rest[where], f"{one.path}: {name}")
              for one in group for where in [f"{one.dist_info}/{name}"]}  # fmt: skip
     return described.merged(found, name)

@@ -1,7 +1,7 @@
 """``python -m precast.build index WHEEL... -o SITE``: the pages of a package index, for any web server.
 
 Each label has a folder, because wheels of two labels may have one name: ``pip install --index-url SITE/cu130 NAME``.
-What the site has stays: a wheel of the same name with other bytes is refused.
+Wheels on the site stay; a new wheel of the same name with other bytes is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Libraries of a wheel that others in it link: which they are, in which order they open, and under which name.
+"""Finds the libraries of a wheel that other libraries in it link, the order to open them in, and their names.
 
 The loader opens them by path before the library that links them. The dynamic linker then takes the open library whose
 SONAME is the name that it looks for, so nothing depends on RPATH and on where the files are.

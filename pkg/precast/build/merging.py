@@ -55,7 +55,7 @@ def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]
 
 
 def _renamed(one: Finished, version: str) -> dict[str, tuple[bytes, bool]]:
-    """The files of a wheel but for what it says of itself, with the folders named after its version renamed."""
+    """The files of a wheel without its metadata, with the folders named after its version renamed."""
     own = {f"{one.dist_info}/{name}" for name in finished.OWN}
     old, new = f"{one.name}-{one.version}.", f"{one.name}-{version}."
     kept = {where: (content, where in one.programs) for where, content in one.rest.items() if where not in own}
@@ -96,7 +96,7 @@ def _merged(group: list[Finished], folder: str) -> tuple[BuildInfo, dict[str, by
 
 
 def _images(parts: list[tuple[Finished, Folder]]) -> tuple[DeviceFile, ...]:
-    """The device code of one package: all of it, or of two NVRTCs that of the one which serves more drivers."""
+    """The device code of one package; of two NVRTC versions, only the code that more drivers accept."""
     every: dict[str, DeviceFile] = {}
     for _, part in parts:
         if any(every.setdefault(image.name, image) != image for image in part.device):
@@ -125,7 +125,7 @@ def _serving(parts: list[tuple[Finished, Folder]]) -> tuple[Finished, Folder]:
 def _twin(file: HostFile, path: Path, known: dict[str, tuple[HostFile, Path]]) -> HostFile | None:
     """Another library for the same torch, Python, CUDA and GPUs. On the stable ABI of torch either one serves.
 
-    Two that differ for one torch are refused: nothing could choose between them.
+    Two libraries that differ for one torch are refused, because a guard could not choose between them.
     """
     for other, origin in known.values():
         alike = [(one.families, one.abi, one.python, one.cuda_major, one.code, one.cpu) for one in (file, other)]

@@ -1,4 +1,4 @@
-"""Read a list of packages to ship: which archive of the package index, for which torches and labels, and its tests.
+"""Reads a list of packages to ship; each entry names an archive of the package index, torches, labels and tests.
 
 ::
 
@@ -59,7 +59,7 @@ class Order:
 
 
 def read(path: Path) -> tuple[Order, ...]:
-    """The packages of a list. MatrixError names the entry that is missing, unknown or not understood."""
+    """Read the packages of a list. MatrixError names the entry that is missing, unknown or not understood."""
     document = Table(tables.read_toml(path), path.name)
     torches = document.all_parsed("torch", environments.parse_torch) if "torch" in document.values else ()
     found = [_order(table, torches, path.parent.resolve()) for table in document.tables("package", "name")]
@@ -119,7 +119,7 @@ def _like(pattern: re.Pattern[str], text: str, wanted: str) -> str:
 
 
 def _placed(text: str, beside: Path, table: Table) -> str:
-    """A test next to the list as an absolute path, which must be there; one in the archive as it is."""
+    """The absolute path of a test next to the list, which must exist; a test in the archive is returned unchanged."""
     if text.startswith(IN_ARCHIVE):
         return text
     path = beside / text

@@ -1,7 +1,7 @@
 """A wheel writes only below packages that it owns, so that installing or removing it leaves every other wheel whole.
 
-It owns a package if it brings the ``__init__.py``. A folder without one, such as ``_C`` in site-packages, may be filled
-by any number of wheels: each overwrites the manifest of the last, and the first that is uninstalled removes it.
+A wheel owns a package if it has the ``__init__.py``. Several wheels could fill a folder without this file, such as
+``_C`` in site-packages: each would overwrite the manifest of the last, and uninstalling one would remove it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def strangers(files: Iterable[str], distribution: str) -> Iterator[Rejection]:
 
 
 def shared(files: Iterable[str], wheel: str, owners: dict[str, str]) -> Iterator[Rejection]:
-    """A violation for each file that an earlier wheel installs too; ``owners`` has those, and gets this wheel's.
+    """A violation for each file that an earlier wheel installs too; this adds the wheel's own files to ``owners``.
 
     Builds of one distribution share all of their files, because installing one removes the other.
     """

@@ -1,6 +1,6 @@
-"""Estimate what a build for several torches takes, from the headers that the sources include, before anything is built.
+"""Estimate time and size of a build for several torches, from the headers that the sources include.
 
-The seconds are of one 2021 server core, measured with torch 2.13: what a source costs is nearly all its headers.
+The seconds are of one 2021 server core, measured with torch 2.13; nearly all of them go into headers.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Source:
 
     @property
     def device(self) -> bool:
-        """Whether nvcc compiles it."""
+        """Whether nvcc compiles the source."""
         return self.path.suffix == ".cu"
 
     def seconds(self, targets: int) -> float:
-        """What one processor needs for it."""
+        """The seconds that one processor needs for the source."""
         whole = _SECONDS["nvcc" if self.device and self.torch == "all" else self.torch]
         return whole + (_TARGET * targets if self.device else 0)
 
     def megabytes(self, targets: int) -> float:
-        """What it adds to a library."""
+        """The megabytes that the source adds to a library."""
         return (_MB if self.torch != "none" else 0.02) + (_MB_TARGET * targets if self.device else 0)
 
 
 def read(tree: Path) -> tuple[Source, ...]:
-    """The sources of a package, but for tests, examples and other projects' code."""
+    """The sources of a package, without tests, examples and other projects' code."""
     found = []
     for path in sorted(tree.rglob("*")):
         inside = path.relative_to(tree).parts

@@ -1,4 +1,4 @@
-"""The platform tag of a wheel: the strictest of several, or the manylinux tag that its libraries keep (PEP 600)."""
+"""Finds a wheel's platform tag: the strictest of several, or the manylinux tag that its libraries satisfy (PEP 600)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICIES = ((17, 19), (24, 22), (27, 24), (31, 28), (34, 29), (35, 30), (39, 33
 
 
 def strictest(platforms: Iterable[str]) -> str:
-    """The platform that asks most of a machine: a plain Linux tag promises nothing, so it comes last."""
+    """The platform that requires most of a machine: a plain Linux tag if there is one, because it states no glibc."""
     return max(platforms, key=_strictness)
 
 

@@ -32,7 +32,7 @@ class Registration:
 
 
 def refuse(extensions: Iterable[Any], python: Iterable[Path]) -> None:
-    """Raise KernelError for the first registration that would end a process, or that no call would ever reach."""
+    """Raise KernelError for the first registration that would end a process, or that no call would reach."""
     found: list[Registration] = []
     for extension in extensions:
         macros = {name: text for name, text in extension.define_macros if text}

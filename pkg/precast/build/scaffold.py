@@ -1,8 +1,9 @@
 """``python -m precast.build init NAME [--cpp] [--cuda | --triton]``: a complete small package with one op.
 
 The op is declared once, so that graphs know it before a library is opened: with ``--cuda`` in setup.py, from which the
-build makes the launch of the kernel, else in Python. ``--cpp`` implements it on the CPU for every torch from 2.10 on,
-``--cuda`` by NVRTC and ``--triton`` for every torch. Without ``--cpp`` the CPU computes it in plain torch.
+build makes the launch of the kernel, else in Python. ``--cpp``, the default, implements the op on the CPU for every
+torch from 2.10 on, ``--cuda`` by NVRTC and ``--triton`` for every torch. With ``--cuda`` or ``--triton`` but without
+``--cpp``, the CPU computes it in plain torch.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _pinned(path: Path, *, write: bool) -> tuple[Order, ...]:
 
 
 def hash_on_index(order: Order) -> str:
-    """The hash of a package's archive on the package index: what pip has got when another one was asked of it.
+    """The hash of a package's archive on the package index, from pip's error about a wrong hash.
 
     pip compares hashes before it unpacks anything. KernelError if there is no such archive.
     """
@@ -190,7 +190,7 @@ def _built(order: Order, job: Job, tree: Path, parts: Path, settings: Settings) 
 
 
 def _required(order: Order, listed: Sequence[Order], out: Path) -> list[str]:
-    """What its tests require: of a package of the list the wheel that it made for the label, else the name."""
+    """The requirements of the tests: for a package of the list, the wheel that it made for the label, else the name."""
     ours = {one.name: one for one in listed if one.label == order.label}
     made = {one["name"]: one for one in _reported(out) if one["label"] == order.label}
     found = []

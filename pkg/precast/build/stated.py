@@ -1,4 +1,4 @@
-"""The torch that built the libraries of finished wheels, as their caller says, and those that are too old for ours."""
+"""Reads which torch built the libraries of finished wheels (``--torch``), and drops libraries for too old torches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precast.errors import KernelError
 
 @dataclass(frozen=True)
 class Stated:
-    """The torch that built libraries, as the caller says: of those whose path a pattern takes, else ``other``."""
+    """The torch that built each library, as the caller says: by a pattern of the library's path, else ``other``."""
 
     patterns: tuple[tuple[str, TorchVersion], ...] = ()
     other: TorchVersion | None = None
@@ -58,9 +58,9 @@ NOTHING = Stated()
 
 
 def without_old(contents: xray.Contents) -> tuple[xray.Contents, tuple[xray.Library, ...]]:
-    """The contents without those of several libraries of one name that are for a torch older than any of ours.
+    """The contents without libraries for a torch older than any that precast supports, if others have the same name.
 
-    The package's own Python takes the one for its torch, so it never asks for them beside precast.
+    The package's own code opens the library for the running torch, so it needs no older one beside precast.
     """
     newer = {_name(one) for one in contents.libraries if one.needs_torch and not _is_old(one)}
     old = tuple(one for one in contents.libraries if _is_old(one) and _name(one) in newer)
@@ -68,7 +68,7 @@ def without_old(contents: xray.Contents) -> tuple[xray.Contents, tuple[xray.Libr
 
 
 def is_classic(library: xray.Library) -> bool:
-    """Whether only the torch that built it can be known to fit."""
+    """Whether the library is only known to fit the torch that built it."""
     return library.needs_torch and bool(library.bound.classic or not library.shims)
 
 

@@ -1,4 +1,4 @@
-"""Import every guard of a wheel in a child process: what fits this machine must be imported, and must not crash it.
+"""Import every guard of a wheel in a child process: a module that fits this machine must be imported without a crash.
 
 A crash is for example a schema that C++ and Python both define: torch ends the process while it opens the library.
 """

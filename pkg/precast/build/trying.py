@@ -126,7 +126,7 @@ def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str],
 
 
 def _no_proof(places: Sequence[str], skipped: int, listed: Sequence[str]) -> str:
-    """The refusal of a wheel of which no test passed or failed; pytest lists the reason of each skip."""
+    """The refusal of a wheel for which no test passed or failed, with pytest's reason of each skip."""
     return block(
         f"no test shows that the wheel works: pytest {' '.join(places)}",
         found=f"{skipped} skipped, 0 passed{''.join(f'; {line}' for line in listed[:1])}",
@@ -156,7 +156,7 @@ def _copied(path: Path, to: Path) -> str:
 
 
 def _requirements(wheel: Path) -> list[str]:
-    """What a wheel requires without extras, but for torch and precast."""
+    """The requirements of a wheel without extras, torch and precast."""
     message = message_from_bytes(wheel_rules.metadata(wheel))
     return [text for text in message.get_all("Requires-Dist", ()) if not re.search(r";.*\bextra\b", text)]
 

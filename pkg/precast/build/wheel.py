@@ -19,12 +19,12 @@ MODULE_MARK = f"{GUARD_MARK}: the kernels of "
 
 
 def is_made(text: str) -> bool:
-    """Whether a file is a guard or the module of device code, perhaps of another version of precast."""
+    """Whether a file is a guard or the module of device code, also one that another version of precast wrote."""
     return text.startswith(GUARD_MARK)
 
 
 def is_guard(text: str) -> bool:
-    """Whether a file stands for a library, perhaps as another version of precast wrote it."""
+    """Whether a file is a guard, also one that another version of precast wrote."""
     return is_made(text) and not text.startswith(MODULE_MARK)
 
 

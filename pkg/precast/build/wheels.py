@@ -1,7 +1,7 @@
 """``python -m precast.build wheels SOURCE --torch 2.13,2.14``: build a package once per torch, as one guarded wheel.
 
-The package does not change: neither its source nor its build system, which is any that pip knows (setuptools, CMake by
-scikit-build-core, meson). Each torch is installed into an environment of its own, which is kept for the next package.
+The package needs no change of its source or its build system, which may be any that pip knows (setuptools, CMake by
+scikit-build-core, meson). Each torch is installed into a separate environment, which is kept for the next package.
 ``--cuda cu130`` builds with CUDA: by the toolkit of this machine if it has that version, else by nvcc from the package
 index. The GPUs are those of TORCH_CUDA_ARCH_LIST or PRECAST_CUDA_ARCH_LIST, else those of precast's own wheels.
 """
@@ -128,7 +128,7 @@ def jobs_of(torches: str, labels: str) -> tuple[Job, ...]:
 
 
 def unpacked(source: Path, folder: Path) -> Path:
-    """The folder of a package: as it is, or out of an sdist."""
+    """The folder of a package, which is unpacked if it is an sdist."""
     if source.is_file():
         try:
             with tarfile.open(source) as archive:
@@ -162,8 +162,8 @@ def _build(tree: Path, jobs: Sequence[Job], out: Path, folder: Path, settings: S
 def build(tree: Path, job: Job, work: Path, settings: Settings, variables: Mapping[str, str] | None = None) -> Built:
     """Build a package for one torch, and guard it into ``work``; ``variables`` are those of the package.
 
-    KernelError if a part of the environment cannot be had, if the build fails, or if no guard can stand for a library.
-    What a build has compiled stays in the cache until it succeeds, so that the next one goes on from there.
+    KernelError if the environment cannot be made, if the build fails, or if a library cannot have a guard.
+    Compiled objects stay in the cache until a build succeeds, so that the next build can use them.
     """
     start = time.perf_counter()
     made = environments.environment(job, settings)
@@ -188,7 +188,7 @@ def build(tree: Path, job: Job, work: Path, settings: Settings, variables: Mappi
 def _going_on(tree: Path, job: Job, settings: Settings, variables: Mapping[str, str]) -> Iterator[Path]:
     """A folder with a copy of the package, and with the objects of an earlier build that did not succeed.
 
-    One is kept for each package and job, if its sources and what decides their objects are the same.
+    One folder is kept for each package and job, as long as the inputs of the objects are the same.
     """
     targets = environments.targets_of(job.label, settings) if job.label.cuda is not None else ()
     flags = {name: os.environ.get(name, "") for name in _FLAGS}
@@ -210,7 +210,7 @@ def _going_on(tree: Path, job: Job, settings: Settings, variables: Mapping[str, 
 
 @dataclass
 class _Told:
-    """Tells how many objects of a build there are, whenever there are more."""
+    """Prints the number of objects of a build whenever it has grown."""
 
     job: Job
     place: Path

@@ -1,4 +1,4 @@
-"""Builds a kernel family as an extension for a setup.py: ``setup(ext_modules=[extension.build_aot()])``.
+"""Builds a kernel family as an extension for a setup.py, which calls ``setup(ext_modules=[extension.build_aot()])``.
 
 setuptools compiles every source of an extension with the same options, but a family compiles some sources once per CPU
 level. So our own builder and its cache make the objects here, and setuptools links them.
@@ -46,7 +46,7 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
 def link_extension(name: str, objects: Sequence[str], **options: Any) -> SetuptoolsExtension:
     """A ``setuptools.Extension`` of existing objects, which ``build_ext`` only has to link, also that of torch.
 
-    Torch's ``build_ext`` requires a source, so there is an empty one in the build folder of the setup.py. The define
+    Torch's ``build_ext`` requires a source, so there is an empty source in the build folder of the setup.py. The define
     tells ``precast.build`` that the objects use nothing of torch beyond its stable ABI.
     """
     from setuptools import Extension as SetuptoolsExtension

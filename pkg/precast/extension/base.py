@@ -1,8 +1,8 @@
 """The interface of an extension: one way to give a loader its kernels, and to check whether it can.
 
-It is the interface of the older ``_Extension`` classes, so classes written for it register here unchanged. Where those
-had two spellings (``is_available``, ``is_hardware_available``), a subclass implements either and has both. It may set
-``self._name``, ``self._support_aot``, ``self._support_jit`` and ``self.priority`` itself.
+It is the interface of Colossal-AI's ``_Extension``, so classes written for that register here unchanged. If a method
+has two spellings (``is_available``, ``is_hardware_available``), a subclass implements either and has both. A subclass
+may set ``self._name``, ``self._support_aot``, ``self._support_jit`` and ``self.priority`` itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SPELLINGS = (
 
 
 class Extension(ABC):
-    """A candidate of a loader. The highest ``priority`` available is loaded; the registration order breaks ties."""
+    """A candidate of a loader, which loads the available candidate with the highest ``priority``."""
 
     backend: ClassVar[str] = "python"
     """The backend of its kernels, for display: ``precast list`` and ``precast why`` show it."""
@@ -55,36 +55,36 @@ class Extension(ABC):
 
     @property
     def support_aot(self) -> bool:
-        """Whether it can be built ahead of time, into a wheel."""
+        """Whether the extension can be built ahead of time, into a wheel."""
         return self._support_aot
 
     @property
     def support_jit(self) -> bool:
-        """Whether it can be built at run time."""
+        """Whether the extension can be built at run time."""
         return self._support_jit
 
     @abstractmethod
     def is_available(self) -> bool:
-        """Whether its hardware is here. Never raises, builds nothing, creates no CUDA context."""
+        """Whether this machine has the hardware. Raises no error, builds nothing, creates no CUDA context."""
 
     @abstractmethod
     def assert_compatible(self) -> None:
-        """Raises, with the reasons, if its hardware is here but it cannot be loaded."""
+        """Raises an error if this machine has the hardware but the extension cannot be loaded."""
 
     @abstractmethod
     def build_aot(self) -> Any:
-        """The setuptools extension that builds it ahead of time."""
+        """The setuptools extension that builds the kernels ahead of time."""
 
     @abstractmethod
     def build_jit(self) -> Any:
-        """Builds on a cache miss, and returns the same as ``load``."""
+        """Builds the kernels if they are not in the cache, and returns the same as ``load``."""
 
     @abstractmethod
     def load(self) -> Any:
         """The module-like object with the kernels: prebuilt if that fits, else from ``build_jit``."""
 
     def assert_build_compatible(self) -> None:
-        """Raises if it cannot be built here, ahead of time or at run time. Loading a prebuilt one needs less."""
+        """Raises an error if the kernels cannot be built here. Loading a prebuilt extension needs less."""
         self.assert_compatible()
 
     def is_hardware_available(self) -> bool:

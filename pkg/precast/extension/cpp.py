@@ -1,4 +1,4 @@
-"""C++ sources with a Python binding, compiled against the installed torch: the older ``_CppExtension``.
+"""C++ sources with a Python binding, compiled against the installed torch, as by Colossal-AI's ``_CppExtension``.
 
 A subclass names sources, include folders and flags. ``load`` takes the module that was built at install time, from the
 ``_C`` of the subclass' own package. If it is missing or does not fit, ``load`` builds it once, into the cache.
@@ -57,11 +57,11 @@ class CppExtension(Places, Extension):
     # Called by a loader.
 
     def is_available(self) -> bool:
-        """True: there is always a CPU. A subclass for one architecture overrides it."""
+        """True, because every machine has a CPU. A subclass for one architecture overrides this method."""
         return True
 
     def assert_compatible(self) -> None:
-        """Raises if it cannot be loaded. Build tools are only required if there is no module from install time."""
+        """Raises an error if the kernels cannot be loaded. Only without an installed module, this needs build tools."""
         settings = probe.read_settings()
         if settings.jit is JitMode.NONE:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)

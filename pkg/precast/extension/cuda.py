@@ -1,4 +1,4 @@
-"""C++ and CUDA sources with a Python binding, compiled by nvcc: the older ``_CudaExtension``."""
+"""C++ and CUDA sources with a Python binding, compiled by nvcc, as by Colossal-AI's ``_CudaExtension``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Device code as data: CUDA sources without host code, compiled by NVRTC for each GPU, launched through the driver.
 
-There is no nvcc, no toolkit and no torch header: a build depends only on the GPU and its driver, so one build serves
+A build uses no nvcc, no toolkit and no torch header. Its result depends only on the GPU and the driver, so it serves
 every torch and Python. docs/guides/device-code.md lists what authors can use and what they cannot.
 """
 
@@ -36,7 +36,7 @@ tensor_map = tma.tensor_map  # part of the interface of this module
 class DeviceExtension(Places, Extension):
     """Kernels in CUDA C++ without host code, for NVIDIA GPUs: in a ``setup.py``, for a loader, or built at run time.
 
-    Its sources and options are given here, or by the methods of a subclass. Supported: folders of headers
+    The constructor, or methods of a subclass, give the sources and options. Supported: folders of headers
     (``include_dirs``: CCCL, CUTLASS, the CUDA headers, see ``extension.headers``), ``defines``, template instances,
     more than 48 KB of shared memory, clusters, TMA descriptors, the registers and spills of each entry point,
     ``-lineinfo`` (``PRECAST_DEBUG=1``), and kernel names in torch.profiler. Not supported: host code, ``<<<>>>``,
@@ -138,7 +138,7 @@ class DeviceExtension(Places, Extension):
         return verdict.sees_cuda_gpu()
 
     def assert_compatible(self) -> None:
-        """Raises, with the reason, unless every visible GPU has an image, or one can be built."""
+        """Raises an error with the reason if a visible GPU has no image and none can be built."""
         self._choose(probe.read_settings(), certain=False)
 
     def assert_build_compatible(self) -> None:
@@ -150,7 +150,7 @@ class DeviceExtension(Places, Extension):
         return self._dotted or super().aot_name()
 
     def build_aot(self) -> SetuptoolsExtension:
-        """The same as a setuptools extension, for ``ext_modules``: nothing is compiled before ``build_ext``."""
+        """A setuptools extension for ``ext_modules``, which compiles nothing before ``build_ext``."""
         from precast._cubin.code import DeviceCode
 
         said = self._programs()

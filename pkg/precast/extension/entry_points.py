@@ -1,4 +1,4 @@
-"""Extensions of installed packages, found by their entry points. A loader reads these on first use; an op never does.
+"""Extensions of installed packages, found by their entry points, which a loader reads on first use.
 
 A package declares in its pyproject.toml which loader gets which class::
 

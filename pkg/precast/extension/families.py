@@ -1,6 +1,6 @@
 """The built-in extensions: each serves kernel families of the catalogue on one kind of device.
 
-``over`` gives those of a loader: the families' own kernels, and plain torch as the last choice.
+``over`` returns the extensions of a loader: the families' own kernels, and plain torch as the last choice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FamilyExtension(Extension):
         super().__init__(self.extension_name, priority=self.place)  # type: ignore[call-arg]
 
     def is_available(self) -> bool:
-        """Whether the machine matches and torch can use the GPU; CPU kernels yield to another maker's accelerator."""
+        """Whether machine and GPU match; False for CPU kernels if there is another maker's accelerator."""
         if self.machine not in (None, platform.machine()):
             return False
         if self.device != "cpu":
@@ -126,7 +126,7 @@ _AFTER_OTHERS = -1  # an author's extension of priority 0 comes before the CPU k
 def over(
     stem: str, families: Iterable[str], give: Give = lambda plain: {}, machines: Mapping[str, str] | None = None
 ) -> list[Made]:
-    """The extensions over the kernels of families, as far as there are any, and the one in plain torch.
+    """The extensions for the kernels of families, as far as there are kernels, and the extension in plain torch.
 
     Their names begin with ``stem``. ``machines`` has a suffix for each machine that has CPU kernels of its own name.
     """

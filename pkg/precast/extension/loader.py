@@ -114,8 +114,8 @@ class KernelLoader:
     def load(self, ext_name: str | None = None) -> Any:
         """Return the kernels of an extension as a module-like object; its ``source`` says where they came from.
 
-        Plain torch is the last fallback. Using it logs a warning if this machine has the hardware for a kernel. It is
-        never used under ``PRECAST_JIT=aot`` or ``jit``, which require a kernel.
+        Plain torch is the last choice. Its use logs a warning if this machine has the hardware for a kernel. Under
+        ``PRECAST_JIT=aot`` or ``jit``, which require a kernel, plain torch is not chosen.
 
         Args:
             ext_name: a name from :meth:`names`. None: the extension with the highest priority that can be loaded here.
@@ -181,7 +181,7 @@ class KernelLoader:
         ) from (causes[0] if causes else None)
 
     def _say_stand_in(self, taken: Candidate, refused: list[Candidate]) -> None:
-        """Warn if a slower extension replaces one whose hardware is present."""
+        """Warn if a slower extension replaces an extension whose hardware is present."""
         for other in refused:
             _log.warning(
                 "%s: %s is used, as %s cannot be: %s", type(self).__name__, taken.name, other.name, other.first_line

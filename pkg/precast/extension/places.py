@@ -18,7 +18,7 @@ _log = logging.getLogger("precast")
 
 
 class Places:
-    """Shared by the classes that compile something. Its attributes can also be set as plain ones."""
+    """The base of the classes that compile something. A subclass can also set the properties as plain attributes."""
 
     name: str
 
@@ -96,7 +96,7 @@ class Places:
 
 
 def forbidden(name: str, place: str, what: str, mode: JitMode) -> JitDisabled:
-    """The exception for a case that only a setting forbids."""
+    """The exception to raise if only a setting forbids a build."""
     return JitDisabled(
         f"{name} cannot be loaded here: PRECAST_JIT={mode.value} forbids to {what}",
         found=f"nothing usable under {place}",

@@ -17,7 +17,7 @@ LOWEST = -100
 
 
 class TorchExtension(Extension):
-    """A subclass defines the functions: ``members``. Nothing is built, and nothing is fast.
+    """Functions in plain torch, which a subclass defines in ``members``. They need no build.
 
     It serves cases without a kernel: other devices (ROCm, XPU, MPS), or a machine where nothing can be built. A loader
     chooses it last and reports that. Under ``PRECAST_JIT=aot`` and ``jit``, which ask for a kernel, it loads only by
@@ -33,7 +33,7 @@ class TorchExtension(Extension):
         super().__init__(name, support_aot=False, support_jit=False, priority=priority)
 
     def is_available(self) -> bool:
-        """True: torch computes on any hardware. This does not say whether torch is installed."""
+        """True, because torch computes on any hardware. This does not say whether torch is installed."""
         return True
 
     def assert_compatible(self) -> None:
@@ -43,7 +43,7 @@ class TorchExtension(Extension):
             raise KernelUnavailable(fixes.needs_torch(self.name, host))
 
     def build_aot(self) -> Any:
-        """Always raises: there is nothing to compile, and ``support_aot`` is False."""
+        """Raises an error, because there is nothing to compile; ``support_aot`` is False."""
         raise KernelUnavailable(
             f"{self.name} cannot be built ahead of time",
             found="functions in plain torch",

@@ -1,4 +1,4 @@
-"""Kernels in Triton: the older ``_TritonExtension``. Triton compiles them itself at their first launch."""
+"""Kernels in Triton, as in Colossal-AI's ``_TritonExtension``. Triton compiles them at their first launch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SERVED = "a GPU that torch can use: NVIDIA, AMD (ROCm) or Intel (XPU)"
 
 
 class TritonExtension(Extension):
-    """A subclass implements ``build_jit``, which returns the functions. Triton keeps compiled kernels in its own cache.
+    """Functions in Triton, which a subclass returns from ``build_jit``. Triton keeps compiled kernels in its own cache.
 
-    This extension gives ROCm and XPU builds of torch their kernels. A subclass for one of them narrows ``devices``.
+    This class serves ROCm and XPU builds of torch too. A subclass for one of them narrows ``devices``.
     """
 
     backend: ClassVar[str] = "triton"
@@ -41,7 +41,7 @@ class TritonExtension(Extension):
             raise self._refusal(kinds, wanted, "leave the choice to the loader: .load()")
 
     def build_aot(self) -> Any:
-        """Always raises: a wheel cannot hold a Triton kernel for every GPU, and ``support_aot`` is False."""
+        """Raises an error, because a wheel cannot hold a Triton kernel for every GPU; ``support_aot`` is False."""
         raise KernelUnavailable(
             f"{self.name} cannot be built ahead of time",
             found="a Triton extension, whose support_aot is False",

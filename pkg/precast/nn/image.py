@@ -1,4 +1,4 @@
-"""The activation of image generators. The class is next to its op, so that ``precast.compat`` can have it too."""
+"""The activation of image generators. Its class is next to its op, so that ``precast.compat`` can import it too."""
 
 from precast.ops.image._module import FusedLeakyReLU
 

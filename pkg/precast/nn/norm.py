@@ -18,7 +18,7 @@ _DEFAULT_EPS = torch.finfo(torch.float32).eps
 class LayerNorm(torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm`, computed by :func:`precast.ops.layer_norm`.
 
-    Parameters may have another dtype than the input (as under ``torch.autocast``). All arithmetic is in float32, and
+    Parameters may have another dtype than the input (as under ``torch.autocast``). Arithmetic is in float32, and
     the result has the dtype of the input.
 
     Args:

@@ -1,8 +1,8 @@
-"""The ops. Importing this defines their schemas and formulas; kernels are loaded at the first call on a device.
+"""The ops. Importing this package defines schemas and formulas; kernels are loaded at the first call on a device.
 
-Each folder here corresponds to the folder of ``csrc`` with the same name. It defines the ops of that folder's kernel
-families and the public functions listed in the description there. A late folder is imported on the first use of one of
-its functions.
+Each folder of this package corresponds to the folder of ``csrc`` with the same name. It defines the ops of that
+folder's kernel families, and the public functions that the ``family.toml`` there lists. Some folders are imported on
+the first use of one of their functions.
 
 Public functions are written by hand: a wrapper would add 0.1 to 0.3 us to a call of 1.3 us.
 """

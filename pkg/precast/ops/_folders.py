@@ -1,4 +1,4 @@
-"""The parts of a family's folder: references and examples by op name.
+"""Finds the reference and the example arguments of an op in the folder of its family.
 
 ``precast doctor --deep`` and the tests use the references and examples to check kernels.
 """

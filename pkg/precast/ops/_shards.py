@@ -1,4 +1,4 @@
-"""DTensors for ops that run on local shards: the shards themselves, and sums over a device mesh.
+"""Helps ops that run on local shards of DTensors: finds the shards, and adds up over a device mesh.
 
 A DTensor is recognized by its attributes. Importing ``torch.distributed.tensor`` takes about a second, and only a
 program that has a DTensor has already imported it.
@@ -98,7 +98,7 @@ def local_param(param: Tensor) -> Tensor:
 def summed(values: Tensor, owners: Sequence[Tensor]) -> Tensor:
     """Add each row of ``values`` over the ranks that hold other shards of the owner with the same index.
 
-    One collective for all owners that are sharded over the same dimension of a mesh. Every rank must call this.
+    Owners that are sharded over the same dimension of a mesh share one collective. Every rank must call this.
     """
     rows: dict[tuple[Any, int], list[int]] = {}
     for index, owner in enumerate(owners):

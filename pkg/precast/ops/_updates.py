@@ -1,7 +1,7 @@
 """The update rules of the optimizers in plain torch, as in ``csrc/multi_tensor/rules.h``, for both devices.
 
-A rule is a row of ``RULES``: what it needs, and its formula. The references of ``multi_tensor`` and ``cpu_optim`` step
-by it.
+A rule is a row of ``RULES``, with its inputs and its formula. The references of ``multi_tensor`` and ``cpu_optim`` use
+these rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must be checked before plain torch reads, or writes in place: its own checks come one tensor after the other."""
+"""Checks all tensors before plain torch reads or writes them, because torch checks one tensor after the other."""
 
 from __future__ import annotations
 

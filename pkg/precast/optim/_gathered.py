@@ -1,4 +1,4 @@
-"""Sort the parameters of a step into launches and check them. Nothing here changes a tensor."""
+"""Sorts the parameters of a step into launches and checks them, without a change to a tensor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gather(
     moved: MutableMapping[Tensor, Tensor],
     place: Callable[[int], int],
 ) -> tuple[dict[Signature, Work], list[Tensor]]:
-    """The parameters with a gradient, by signature, and those without. RuntimeError if no kernel accepts a tensor.
+    """The parameters with a gradient, by signature, and the others. RuntimeError if no kernel accepts a tensor.
 
     ``place`` gives the index of a parameter for errors.
     """
@@ -101,7 +101,7 @@ def _check_storage(grad: Tensor) -> None:
 
 
 def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
-    """Raise on tensors that the dispatcher replaces: a plan would keep and update the replacements."""
+    """Raise an error for tensors that the dispatcher replaces: a plan would keep and update the replacements."""
     for index, tensor in enumerate(tensors):
         if not means_its_memory(tensor):
             raise RuntimeError(
@@ -112,7 +112,7 @@ def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
 
 
 def local_grads(params: Iterable[Tensor], moved: MutableMapping[Tensor, Tensor]) -> list[Tensor] | None:
-    """The local gradients; None if one is missing or sparse."""
+    """The local gradients; None if a gradient is missing or sparse."""
     grads = []
     with torch.no_grad():
         for param in params:

@@ -1,4 +1,4 @@
-"""Base of the optimizers that keep a plan, with little host overhead per step and with change detection."""
+"""The base of the optimizers that keep a plan: the checked tensors of the last step, as long as none changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _profiler_enabled: Callable[[], bool] = cast("Any", torch.autograd)._profiler_en
 def light(step: _Function) -> _Function:
     """Use ``torch.optim``'s wrapper for hooks and the profiler only if there are hooks or a profiler runs.
 
-    The wrapper always makes a profiler record, which takes a third of the host time of a step.
+    The wrapper makes a profiler record, which takes a third of the host time of a step.
     """
     recorded = cast("Any", Optimizer).profile_hook_step(step)
 
@@ -50,7 +50,7 @@ def light(step: _Function) -> _Function:
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What the closure of a step returns, with its gradients; None without one."""
+    """The result of a step's closure, which also computes gradients; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -58,7 +58,7 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
 
 
 def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options among the arguments of a constructor, which passes its ``locals()``: so its signature lists them."""
+    """The options among the arguments of a constructor, which passes its ``locals()``."""
     return {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
 
 
@@ -118,7 +118,7 @@ class TorchsKeys(Optimizer):
                     self.state[param][name] = value.to(param.device, dtype, copy=True)
 
     def _loaded_dtype(self, name: str, group: dict[str, Any], param: Tensor) -> torch.dtype | None:
-        """The dtype of a loaded entry; None for what torch has loaded as it has to be."""
+        """The dtype of a loaded entry; None if torch has already loaded it in the right dtype."""
         return state_dtype(group, param) if name in self.rule.saved else None
 
     def _state_as_torchs(self, state: Any) -> Any:
@@ -182,7 +182,7 @@ class PlannedOptimizer(TorchsKeys):
         return tuple(s if s is not None and s.exists(param) else None for s in found) if self.kernel.shaped else found
 
     def _missing(self, group: dict[str, Any], param: Tensor, entries: Mapping[str, Any]) -> list[State]:
-        """The states that a parameter has to have, and has not yet."""
+        """The states that a parameter needs and does not have yet."""
         found = self._states(group, param)
         return [s for s in found if s is not None and s.saved and entries.get(s.name) is None]
 
@@ -202,7 +202,7 @@ class PlannedOptimizer(TorchsKeys):
         )
 
     def _watch(self) -> None:
-        """Make the optimizer's containers report changes."""
+        """Make the optimizer's lists and dicts of parameters and states report changes."""
         if not is_watched(self.state, self._changed):
             self.state = States(self.state, self._changed)
         for group in self.param_groups:
@@ -236,7 +236,7 @@ def _in_torchs_form(owner: Any, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dropper(owner: PlannedOptimizer) -> Callable[[], None]:
-    """The function that a changed container calls. It does not keep the optimizer alive."""
+    """The function that a changed list or dict calls, without a reference that keeps the optimizer alive."""
     reference = weakref.ref(owner)
 
     def drop() -> None:

@@ -1,7 +1,7 @@
-"""What a rule is: its states, the checks of its options, and the kernel that it has on each device.
+"""Defines a rule of optimizers: its states, the checks of its options, and its kernel on each device.
 
-The rules are rows of this form in ``adam.py`` and ``others.py``. Below each row are the classes that it makes of the
-back ends: ``CPUOptimizer`` and ``FusedOptimizer``. Every state may have a shape of its own, as the row and column
+``adam.py`` and ``others.py`` have the rules. Below each rule are the classes that combine it with
+``CPUOptimizer`` and ``FusedOptimizer``. A state may have another shape than its parameter, as the row and column
 factors of Adafactor do.
 """
 
@@ -72,7 +72,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """What steps a rule on one device."""
+    """The ops that compute a step of a rule on one device."""
 
     number: int  # of the rule, in the op
     lists: tuple[State | None, ...]  # in the op's order; None: a list that the rule leaves empty
@@ -97,7 +97,7 @@ class Kernel:
         return any(state is not None and state.shape is not None for state in self.lists)
 
     def states(self, group: Group) -> tuple[State | None, ...]:
-        """The lists, without those that the group's options do not ask for."""
+        """The lists of states that the group's options require."""
         asked = self._asked
         if not asked:
             return self.lists
@@ -124,7 +124,7 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """A rule of optimizers, on whatever devices have a kernel for it."""
+    """A rule of optimizers, with a kernel for each device that has one."""
 
     torchs: Any  # torch's class of the same rule
     kernels: Mapping[str, Kernel]  # "cpu", "gpu"

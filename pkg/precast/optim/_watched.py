@@ -1,8 +1,8 @@
-"""Containers that report changes.
+"""Lists and dicts that report changes, for the parameters and states of an optimizer.
 
 A plan is made for certain parameters and state tensors. Comparing all of them before each step would take longer than
-the rest of the step's host work. Instead, every method that changes a container calls ``changed``. Copies and pickles
-are plain containers.
+the rest of the step's host work. Instead, every method that changes such a list or dict calls ``changed``. Copies and
+pickles are plain lists and dicts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam, AdamW and LAMB: their rows, and the optimizers for each device."""
+"""Adam, AdamW and LAMB: the rules, and the optimizers for each device."""
 
 from __future__ import annotations
 

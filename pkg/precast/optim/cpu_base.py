@@ -61,8 +61,8 @@ class CPUOptimizer(PlannedOptimizer):
                 mapping from parameter to gradient.
             copies: float16 or bfloat16 tensors that receive the rounded new parameters, in pinned memory too; a list
                 or mapping as for ``grads``.
-            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified. After a
-                step of ``GradScaler``, which has a way of its own, they are unscaled.
+            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified. A step of
+                ``GradScaler`` does not use this argument, and leaves gradients unscaled.
             clip_coef: gradients are multiplied by it as they are read.
             found_inf: if it is not 0, nothing is updated and no step is counted.
 
@@ -148,7 +148,7 @@ class CPUOptimizer(PlannedOptimizer):
     def _items(
         self, params: Sequence[Tensor], given: Sequence[Tensor | None], copies: Sequence[Tensor | None]
     ) -> Iterator[Item]:
-        """Check every parameter that has a gradient. Nothing is changed, so an error leaves the optimizer intact."""
+        """Check every parameter that has a gradient. This changes nothing, so an error leaves the optimizer intact."""
         groups = (group for group in self.param_groups for _ in group["params"])
         targets = copies or [None] * len(params)
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
@@ -277,8 +277,8 @@ class CPUOptimizer(PlannedOptimizer):
 def warn_of_late_copies(name: str, scale: Any) -> None:
     """Warn if torch's GradScaler has its scale on a GPU and looked at gradients on the CPU.
 
-    It starts to copy the scale and its flag to the CPU, and uses the copies without waiting for them. Then a gradient
-    can get a wrong factor and an infinity can be missed, before the optimizer's step is called.
+    GradScaler starts to copy the scale and its flag to the CPU, and uses the copies without waiting for them. Before
+    the optimizer's step, a gradient can then get a wrong factor, and an infinity can be missed.
     """
     if isinstance(scale, Tensor) and not scale.is_cpu:
         warnings.warn(

@@ -1,7 +1,7 @@
-"""The work of one step of a CPU optimizer, kept as a plan for the next step.
+"""Keeps the work of one step of a CPU optimizer as a plan for the next step.
 
 With a thousand small tensors, inspecting them takes longer than updating them. So the kernel knows the lists of a plan
-by a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
+by a number, and a later step passes only that number, and gradients if they are not the parameters' own
 ``.grad``. At each step, the kernel checks the address, dtype and storage of every tensor. The optimizer itself checks
 that it still holds the same tensors (``_planned.py``).
 """

@@ -1,8 +1,8 @@
-"""Base of the GPU optimizers: one launch for all parameters, from a plan that is kept between steps.
+"""The base of the GPU optimizers, which keep a plan between steps and update parameters of the same kind in one launch.
 
 A plan holds the addresses and dtypes of parameters, gradients and states. Before each step, one call into C++ compares
 it with the tensors. If only gradients have moved, it updates their addresses; any other change makes a new plan. The
-step count, the loss scale and the decision to skip an overflow stay on the GPU. So the host never waits for the GPU,
+step count, the loss scale and the decision to skip an overflow stay on the GPU. So the host need not wait for the GPU,
 and a CUDA graph can capture ``step``.
 """
 

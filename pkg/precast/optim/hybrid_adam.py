@@ -280,13 +280,13 @@ class _Sides:
         self._seen = [Seen(one, _unheard) for one in (state, *(side.state for side in self.both))]
 
     def still(self, state: dict[Tensor, Any]) -> bool:
-        """Whether they are the remembered ones; without a look-up for each parameter."""
+        """Whether the states are the remembered ones; without a look-up for each parameter."""
         states = (state, *(side.state for side in self.both))
         return len(self._seen) == len(states) and all(map(Seen.still, self._seen, states))
 
     @property
     def both(self) -> Iterator[FusedAdam | CPUAdam]:
-        """The optimizers that there are."""
+        """The optimizers of the two devices, without a missing one."""
         return (side for side in (self.gpu, self.cpu) if side is not None)
 
     def owners(self) -> Iterator[tuple[Tensor, Tensor, Any]]:
@@ -334,4 +334,4 @@ def _on(value: Any, device: torch.device) -> Any:
 
 
 def _unheard() -> None:
-    """No container reports changes to this, so every one is compared."""
+    """A callback to which no list or dict reports changes, so each of them is compared."""

@@ -1,4 +1,4 @@
-"""SGD, Adagrad and Lion: their rows, and the optimizers for each device."""
+"""SGD, Adagrad and Lion: the rules, and the optimizers for each device."""
 
 from __future__ import annotations
 

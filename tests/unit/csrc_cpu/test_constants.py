@@ -151,6 +151,7 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "image/upfirdn2d_cpu.cpp kMost": image_taps,
     "image/upfirdn2d_cpu.cpp kStrip": image_rows,
     "image/upfirdn2d_cpu.cpp kTogether": lambda size: (*image_rows(size), *image_rows(size // 4)),  # of kFewRows
+    "losses/cpu.cpp kParts": lambda size: logits(4096 * size),
     "moe/cpu.cpp kTokens": tokens,
     "softmax/cpu.cpp kParts": many_parts,
     "cpu/column_simd.h kGroup": lambda size: norms(24, rows=16 * size),  # as short rows make 16 chunks

@@ -26,7 +26,7 @@ from precast.ops import _checks
 
 
 class GatedKind:
-    """The schemas' codes for activations. The last two take gates alone."""
+    """The schemas' codes for activations. The last two activations take gates alone."""
 
     SILU_AND_MUL = 0
     GELU_AND_MUL = 1
@@ -165,7 +165,7 @@ def fatrelu_and_mul(x: Tensor, up: Tensor | None = None, *, threshold: float = 0
 def swigluoai_and_mul(x: Tensor, up: Tensor | None = None, *, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
     """``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped gates and factors, as in gpt-oss. Differentiable.
 
-    Gates are clamped to at most ``limit``, factors to ``[-limit, limit]``. All is computed in float32 and rounded once.
+    Gates are clamped to at most ``limit``, factors to ``[-limit, limit]``. The result is rounded once, from float32.
 
     Args:
         x: the gates; float32, float16 or bfloat16, on the CPU or a GPU. Without ``up``: ``(..., 2 * d)``, in which
@@ -283,7 +283,7 @@ class _GatedActivation(torch.autograd.Function):
 
 
 class _Activation(torch.autograd.Function):
-    """The same for gates and factors in two tensors, or gates alone."""
+    """As :class:`_GatedActivation`, for gates and factors in two tensors, or for gates alone."""
 
     @staticmethod
     def forward(

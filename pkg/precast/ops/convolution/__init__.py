@@ -97,8 +97,8 @@ def causal_conv1d_update_(
 
     A state may be longer than ``width - 1`` tokens. Without ``positions`` its last token is the newest. With them, the
     state is a ring buffer: token ``t`` of a sequence is at ``t % length``, so that tokens can be taken back. After a
-    step of ``n`` tokens at position ``p``, of which ``k`` are accepted, the next step is at position ``p + k``: nothing
-    else needs to be restored if ``length`` is at least ``width - 1 + n``.
+    step of ``n`` tokens at position ``p``, of which ``k`` are accepted, call the next step at position ``p + k``; the
+    state needs no other repair if ``length`` is at least ``width - 1 + n``.
 
     Args:
         x: ``(batch, channels, tokens)``, or ``(batch, channels)`` for one token; float32, float16 or bfloat16.

@@ -86,7 +86,7 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 def optimize(
     grads: Sequence[Tensor], lists: Lists | None, plan: Tensor, numbers: Tensor, scale: float, rule: int
 ) -> None:
-    """One step. ``plan`` has one element, which stands for the lists, or none. Without ``lists``, it uses those.
+    """Run one step. The number in ``plan``, if any, stands for earlier lists, which are used if ``lists`` is empty.
 
     The caller keeps the Python objects of the lists until ``forget``; the plan has no references of its own. This
     bypasses autograd, so the caller must raise the version counters.

@@ -1,4 +1,4 @@
-"""Attention of the newest tokens of each sequence over the keys and values in a paged cache. It has no gradient.
+"""Attention of the newest tokens of each sequence over the keys and values in a paged cache, without a gradient.
 
 The split over the keys and the merge of partial softmaxes follow Flash-Decoding (Dao and others, 2023) and the online
 softmax of Milakov and Gimelshein (2018). Results are deterministic: the same call gives the same bits.
@@ -114,8 +114,8 @@ def paged_decode_attention(
 
     Raises:
         RuntimeError: the shapes, dtypes or devices do not fit, or a gradient is required. The CPU also refuses a
-            negative length, one beyond the block table, and a block that the caches do not have. The host does not wait
-            for a GPU, which clamps such a length and skips the keys of such a block: nothing is read out of bounds.
+            negative length, a length beyond the block table, and a block that the caches do not have. A GPU clamps such
+            a length and skips the keys of such a block: nothing is read out of bounds.
 
     Example::
 

@@ -1,7 +1,7 @@
 """The gated delta rule (Yang and others, 2024, arXiv 2412.06464), and that of KDA: a gate for each element of a key.
 
-A value head has a state of ``(key_dim, value_dim)``. A token decays it, corrects what it says of the token's key, and
-reads it. ``g`` is the logarithm of the decay::
+A value head has a state of ``(key_dim, value_dim)``. For each token, the state decays, is corrected for the token's
+key, and is read. ``g`` is the logarithm of the decay::
 
     S = exp(g) * S
     S = S + outer(k, beta * (v - S.mT @ k))

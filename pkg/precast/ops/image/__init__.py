@@ -1,10 +1,10 @@
 """Ops of image generators: bias with activation in one pass, and upsampling and downsampling with a filter.
 
 ``bias_act`` and ``upfirdn2d`` have the semantics of the ops of these names in StyleGAN repositories, and their modules
-under :mod:`precast.compat` have the names and arguments of both common layouts. The algorithms are those of the
-definitions: a result of ``upfirdn2d`` is computed from the pixels that its taps meet, without intermediate images.
+under :mod:`precast.compat` have the names and arguments of both common layouts. A result of ``upfirdn2d`` is computed
+from the pixels that its taps meet, without intermediate images.
 
-float64 is served like the other dtypes, so gradients can be checked by ``torch.autograd.gradcheck``.
+The ops take float64 too, so ``torch.autograd.gradcheck`` can check gradients.
 """
 
 from __future__ import annotations

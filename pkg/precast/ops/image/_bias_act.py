@@ -1,8 +1,8 @@
 """``bias_act`` and ``fused_leaky_relu``: the public functions, and below them the formulas of the ops.
 
-A gradient is computed from the result where that is enough: the sign of the result of ``linear``, ``relu`` and
-``lrelu`` gives the slope, and the next layer usually keeps the result anyway. For other activations ``x`` and the bias
-are kept. The bias's gradient is summed by the kernel that computes the gradient of ``x``.
+For ``linear``, ``relu`` and ``lrelu``, the gradient is computed from the result, whose sign gives the slope, because
+the next layer usually keeps the result anyway. For other activations, autograd keeps ``x`` and the bias. The kernel
+that computes the gradient of ``x`` also sums the gradient of the bias.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ def empty_ordered(sizes: Sequence[int], last: bool, like: Tensor) -> Tensor:
 
 
 def from_output(x: Tensor, bias: Tensor | None, act: int, alpha: float, gain: float) -> bool:
-    """Whether the result of ``bias_act`` says on which side of zero its input was: for straight lines that rise.
+    """Whether the sign of the result of ``bias_act`` is that of its input, as for straight lines that rise.
 
-    A result must not underflow to zero where its input was positive. float16 may, from a wider bias.
+    A positive input must not give a result that underflows to zero, as float16 results with a float32 bias may.
     """
     if not has_sign(act, alpha, gain):
         return False

@@ -1,4 +1,4 @@
-"""The activation of image generators, with a bias of its own."""
+"""The activation module of image generators, which learns a bias."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``upfirdn2d`` and the functions made of it, and below them the formulas of the op.
 
-The gradient of ``upfirdn2d`` is ``upfirdn2d``: up and down change places, the filter is read the other way, and the
-padding follows. So one op serves gradients of any order.
+The gradient of ``upfirdn2d`` is another ``upfirdn2d``, with ``up`` and ``down`` swapped, the filter reversed and
+another padding. So one op serves gradients of any order.
 """
 
 from __future__ import annotations

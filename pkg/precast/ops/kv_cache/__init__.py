@@ -1,4 +1,4 @@
-"""Write keys and values of tokens to paged caches, in place. For inference: nothing here has a gradient.
+"""Functions for inference that write keys and values of tokens to paged caches, in place and without a gradient.
 
 ``key`` and ``value`` are ``(tokens, heads, width)``, and may be views of a packed projection. A cache is a pool of
 blocks, each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block
@@ -9,7 +9,7 @@ blocks, each with room for ``block_size`` tokens; slot ``s`` is position ``s % b
 - the same for keys and ``(blocks, heads, width, block_size)`` for values, the layout of vLLM's paged attention. If
   ``width`` equals ``block_size``, the shape means the second layout; pass ``value_cache.transpose(2, 3)`` for this one.
 
-The strides are free as long as the last dimension is contiguous; those of the last two ``value_cache`` shapes are free.
+Strides are free as long as the last dimension is contiguous; the last two ``value_cache`` shapes may have any strides.
 So ``cache.transpose(1, 2)`` of ``(blocks, heads, block_size, width)`` is the first layout, and two halves of one buffer
 can be two caches. All tensors have the same dtype, float32, float16 or bfloat16, and are on the same device. For caches
 of 8 bits, ``precast.compat.vllm`` has functions that convert by torch's ops.

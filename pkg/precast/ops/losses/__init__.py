@@ -1,21 +1,21 @@
-"""Cross entropy of class numbers, with the gradient in the same pass over the logits.
+"""Cross entropy of class numbers, except in float16 with the gradient in the same pass over the logits.
 
-:func:`cross_entropy` reads each row of logits once and writes the gradient with it, so that the backward pass has
-nothing left to do but a multiplication, which is skipped for a factor of 1. :func:`linear_cross_entropy` begins with
-the rows before the last linear layer, and never has all logits at a time.
+:func:`cross_entropy` reads each row of logits once and also writes the gradient, except in float16. The backward pass
+then only multiplies, and skips a factor of 1. :func:`linear_cross_entropy` begins with
+the rows before the last linear layer, and computes the logits in chunks of rows.
 
 For a row ``x`` of ``C`` logits with target ``t``, weights ``w``, ``e = label_smoothing`` and ``lse =
 log(sum(exp(x)))``, the loss is::
 
     (1 - e) * w[t] * (lse - x[t]) + e / C * sum(w * (lse - x)) + z_loss * lse**2
 
-``"mean"`` divides the sum over all rows by the sum of ``w[t]``. A row whose target is ``ignore_index`` counts for
-nothing, and its gradient is zero; the mean over no rows is NaN, as in torch. All arithmetic is in float32, and a
-gradient is rounded once. In float16 that is in the backward pass, after the factor of a ``GradScaler``, since most of a
-gradient that is divided by thousands of rows would be zero: the logits are read, or multiplied, once more there.
+``"mean"`` divides the sum over all rows by the sum of ``w[t]``. A row whose target is ``ignore_index`` does
+not count, and its gradient is zero; the mean over no rows is NaN, as in torch. Arithmetic is in float32, and a
+gradient is rounded once. In float16 a gradient that is divided by thousands of rows would mostly be zero. So there it
+is rounded in the backward pass, after the factor of a ``GradScaler``; this reads or computes the logits once more.
 
-**A target that is no class** raises ``RuntimeError`` on the CPU before anything is written. On a GPU the host cannot
-see it without waiting: the row's loss and gradient become NaN, and the process can go on.
+**A target that is no class** raises ``RuntimeError`` on the CPU before anything is written. On a GPU, the row's loss
+and gradient become NaN, because an error would need to wait for the GPU.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ def linear_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without storing all logits.
 
-    The rows are processed in chunks, with matrix products of torch. If gradients are required, they are computed in
-    the forward pass, chunk by chunk. Differentiable once for ``input``, ``linear_weight`` and ``linear_bias``. The
-    names and the order of the arguments are those of ``torch.nn.functional.linear_cross_entropy`` of torch 2.13.
+    The rows are processed in chunks, with matrix products of torch. Gradients are computed chunk by chunk, in the
+    forward pass, or in the backward pass for float16 and for ``reduction="none"``. Differentiable once for ``input``,
+    ``linear_weight`` and ``linear_bias``. The names and the order of the arguments are those of
+    ``torch.nn.functional.linear_cross_entropy`` of torch 2.13.
 
     Args:
         input: ``(..., features)``; float32, float16 or bfloat16.

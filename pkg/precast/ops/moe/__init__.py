@@ -10,14 +10,14 @@ each expert finds its rows in one range. :func:`moe_unpermute` adds the weighted
 
 :func:`moe_align_block_size` serves kernels that process blocks of slots with one expert each, as vLLM's do.
 
-Every result has the same bits in every run. Nothing waits for the GPU, and the sizes of results do not depend on
-values, so all functions work in CUDA graphs. Of equal scores, the expert with the lower index is chosen. Tokens of an
-expert keep their order. There may be up to 1024 experts, and fewer than 2^31 pairs of a token and an expert; rows have
-no limit but memory.
+Every result has the same bits in every run. These functions do not wait for the GPU, and the sizes of results do not
+depend on values, so CUDA graphs can capture them. Of equal scores, the expert with the lower index is chosen. Tokens of
+an expert keep their order. There may be up to 1024 experts, and fewer than 2^31 pairs of a token and an expert; only
+memory limits the width of rows.
 
 **Ids without an expert.** A negative id leaves its pair out: it gets no slot of an expert, its row is zero, and it adds
-nothing. An id that is too large raises ``RuntimeError`` on the CPU before anything is written. On a GPU the host cannot
-see it without waiting, so it counts as a negative one. The same holds for positions.
+nothing. An id that is too large raises ``RuntimeError`` on the CPU before anything is written. On a GPU, such an id
+counts as negative. The same holds for positions.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def topk_softmax(
 ) -> tuple[Tensor, Tensor]:
     """Choose the ``k`` best experts of each token and weight them by a softmax. Differentiable for ``logits``.
 
-    With ``renormalize`` the weights of a token add up to ``scale``. That is Qwen3's softmax, then top-k, then division;
-    it is also gpt-oss's top-k, then softmax, because the two are equal. Without it, the weights are the chosen experts'
-    shares in a softmax over all experts (Mixtral before its division, DeepSeek-V2).
+    With ``renormalize`` the weights of a token add up to ``scale``, as in Qwen3 (softmax, top-k, division) and gpt-oss
+    (top-k, softmax), which are equal. Without ``renormalize``, the weights are the chosen experts' shares in a softmax
+    over all experts, as in DeepSeek-V2.
 
     Args:
         logits: ``(..., experts)`` with up to 1024 experts; float32, float16 or bfloat16.
@@ -313,7 +313,7 @@ class _Gating(torch.autograd.Function):
 
 
 class _Permute(torch.autograd.Function):
-    """The gradient of a token's row is the sum over its places."""
+    """The gradient of a token's row is the sum over the row's places among the sorted rows."""
 
     @staticmethod
     def forward(
@@ -330,7 +330,7 @@ class _Permute(torch.autograd.Function):
 
 
 class _PermuteFew(torch.autograd.Function):
-    """The same gradient; the places are results."""
+    """As :class:`_Permute`, but the forward also returns the places."""
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., Any], rows: Tensor, topk_ids: Tensor, experts: int) -> Any:

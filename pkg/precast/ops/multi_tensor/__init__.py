@@ -1,7 +1,7 @@
 """Ops over lists of GPU tensors, with one launch per list: optimizer steps, norms, scaling and sums.
 
 All tensors of a call are on one GPU. They may mix float32, float16 and bfloat16. The tensors at one index are
-contiguous, or dense in the same layout. Arithmetic is in float32; sums have a fixed order, so that the same input gives
+contiguous, or dense in the same layout. Arithmetic is in float32. Sums have a fixed order, so the same input gives
 the same bits.
 """
 
@@ -137,8 +137,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """``torch.nn.utils.clip_grad_norm_``; with the 2-norm on one GPU, two launches and no waiting for the GPU.
 
-    In that case gradients are read once, and written only if they are clipped. For any other norm, and for gradients
-    on the CPU, on several devices, in float64 or sparse, this function calls the function of torch.
+    With the 2-norm on one GPU, gradients are read once, and written only if they are clipped. For any other norm, and
+    for gradients on the CPU, on several devices, in float64 or sparse, this function calls the function of torch.
 
     Args:
         parameters: one parameter or several.

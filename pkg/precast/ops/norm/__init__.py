@@ -1,7 +1,7 @@
 """Norms over the last dimensions: RMS norm, alone, with a residual addition or a gate, layer norm, and norms by length.
 
-Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32 in any case, and a result
-has the dtype of ``x``; the gradients of the parameters have their dtype.
+Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32, and a result
+has the dtype of ``x``; the gradient of a parameter has the dtype of the parameter.
 
 For RMS norm, ``casting`` defines where the result for low-precision inputs is rounded:
 

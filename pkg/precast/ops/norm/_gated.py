@@ -34,9 +34,9 @@ def rms_norm_gated(
         gate: with the shape, dtype and device of ``x``.
         weight: ``(hidden,)``, of the device of ``x`` and of its dtype or float32; None: ones.
         eps: added to the mean square; 0 or more.
-        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` before the weight and before the
-            gate as well: ``norm_first`` is then Qwen 3 Next's norm, and its opposite Mamba 2's.
-        norm_first: the gate multiplies the norm; False: ``x``.
+        casting: ``"none"`` rounds a low-precision result once, at the end; ``"llama"`` also rounds before the products
+            with weight and gate, as Qwen 3 Next (with ``norm_first``) and Mamba 2 (without) do.
+        norm_first: True: the gate multiplies the norm; False: the gate multiplies ``x``.
         activation: ``"silu"``, also called ``"swish"``, or ``"sigmoid"``.
         group_size: how many neighbouring columns are normalised together; None: all.
 

@@ -1,4 +1,4 @@
-"""What both norms do before and after their ops: several normalised dimensions, and jagged nested tensors."""
+"""Lets both norms take several normalised dimensions, and jagged nested tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def over_several(
 
 
 def is_exporting_onnx() -> bool:
-    """Whether an exporter of torch.onnx records this call. It knows torch's own ops alone; False in torch.compile."""
+    """Whether an exporter of torch.onnx records this call, which knows only torch's own ops; False in torch.compile."""
     recorded = torch.compiler.is_compiling() or torch._C._is_tracing()  # the question below imports the exporters
     return recorded and torch.onnx.is_in_onnx_export()
 

@@ -7,8 +7,8 @@ They are float32 or of the dtype of ``query``. Pair ``i`` consists of elements `
 (GPT-NeoX, Llama), or with ``interleaved`` of elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic is in float32,
 rounded once.
 
-A position outside the tables is refused on the CPU. On a GPU it is not known before the kernel runs: nothing is read
-out of bounds, and the elements that it would rotate become NaN.
+A position outside the tables is refused on the CPU. On a GPU, such a position reads nothing out of bounds, and the
+elements that it would rotate become NaN.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: An
 def _over_normed_heads(
     query: Any, key: Any, query_weight: Any, key_weight: Any, cos: Any, sin: Any, positions: Any, *_: Any
 ) -> Any:
-    """The same; every shard has the whole weights."""
+    """As :func:`_over_heads`; every shard has the whole weights."""
     from torch.distributed.tensor import Replicate
 
     weights = [None if weight is None else Replicate() for weight in (query_weight, key_weight)]

@@ -1,7 +1,8 @@
 """Softmax of scaled scores over the last dimension: plain, masked, and causal.
 
-All arithmetic is in float32, and the result is rounded once, to the dtype of ``x``. An unmasked NaN or infinity makes
-its row NaN, as in torch. Only a fully masked row has a defined value of its own.
+Arithmetic is in float32, and the result is rounded once, to the dtype of ``x``. A scaled score that is NaN or
+positive infinity makes its row NaN, as in torch, unless it is masked. ``fully_masked`` defines the result for a row
+with all columns masked.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class _Scaled(torch.autograd.Function):
 
 
 class _Causal(_Scaled):
-    """The same up to the diagonal."""
+    """As :class:`_Scaled`, up to the diagonal."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
 """One token of a state-space model with one decay for each head, as Mamba 2 decodes (Dao and Gu, 2024).
 
 For each head, with ``s = softplus(dt + dt_bias)``: the state becomes ``state * exp(s * a) + s * outer(x, b)``, and the
-result is ``(state @ c + d * x) * silu(z)``. Arithmetic is in float32, and the result takes the state before it is
-rounded. For inference: nothing here has a gradient.
+result is ``(state @ c + d * x) * silu(z)``. Arithmetic is in float32, and the result is computed from the state before
+the state is rounded. The function is for inference and has no gradient.
 """
 
 from __future__ import annotations
