@@ -52,10 +52,10 @@ def test_a_kernel_holds_so_many_vectors_per_thread(tuning: Any) -> None:
     assert not fits("512x4", "rms_norm", 2048), "most threads would have nothing"
 
 
-def test_no_host_library_is_one_clear_error(tuning: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_host_libraries_is_one_clear_error(tuning: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "7f00-7f01 r-xp 00000000 00:00 0 /usr/lib/libc.so.6\n")
     with pytest.raises(RuntimeError, match="loaded no host library of precast; call one of its ops first"):
-        tuning.host_library()
+        tuning.host_libraries()
 
 
 def test_the_file_has_a_line_for_each_case(tuning: Any, tmp_path: Path) -> None:
