@@ -71,4 +71,18 @@ PRECAST_INLINE void add_part(float found, float* kept, int64_t count, Total* all
   all->sum += exponentials(kept, count, all->largest > -kInfinity ? all->largest : 0);
 }
 
+constexpr int64_t kParts = 64;  // of a row whose exponentials stay in the result
+
+// A row's total, and the maximum that each part knew.
+struct Known : Total {
+  float known[kParts];
+};
+
+// Where a part's exponentials are kept: in the result, if that is float and the part has no tail, else in the buffer.
+template <class T>
+PRECAST_INLINE float* place_of(T*, float* kept, int64_t) {
+  return kept;
+}
+PRECAST_INLINE float* place_of(float* y, float* kept, int64_t open) { return open == kKept ? y : kept; }
+
 }  // namespace precast::PRECAST_CPU_LEVEL

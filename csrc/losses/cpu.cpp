@@ -24,22 +24,10 @@ struct Part32 {
   }
 };
 
-constexpr int64_t kParts = 64;  // of a row whose exponentials stay in the gradient
-
-// A row's total, its last part's exponentials, and the maximum that each part knew.
-struct Kept : Total {
+// A row's total and parts, and its last part's exponentials.
+struct Kept : Known {
   alignas(64) float last[kKept];
-  float known[kParts];
 };
-
-// Where a part's exponentials stay: in the gradient, if that is float and the part has no tail, else in the buffer.
-template <class T>
-PRECAST_INLINE float* place_of(T*, float* kept, int64_t) {
-  return kept;
-}
-PRECAST_INLINE float* place_of(float* grad, float* kept, int64_t open) {
-  return grad != nullptr && open == kKept ? grad : kept;
-}
 
 template <class T>
 bool stays(const T* grad, int64_t columns) {

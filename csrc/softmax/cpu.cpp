@@ -118,20 +118,6 @@ Row<T> part_of(const Row<T>& row, int64_t start) {
   return {row.x + start, mask, smaller(row.open - start, kKept), row.scale, row.masked_value};
 }
 
-constexpr int64_t kParts = 64;  // of a row whose exponentials stay in the result
-
-// Where a part's exponentials are kept: in the result, if that is float and the part has no tail, else in the buffer.
-template <class T>
-PRECAST_INLINE float* place_of(T*, float* kept, int64_t) {
-  return kept;
-}
-PRECAST_INLINE float* place_of(float* y, float* kept, int64_t open) { return open == kKept ? y : kept; }
-
-// A row's total, and the maximum that each part knew.
-struct Known : Total {
-  float known[kParts];
-};
-
 // Reads a long row once.
 template <class T>
 void total_of(const Row<T>& row, T* y, float* kept, bool stays, Known* all) {

@@ -151,12 +151,11 @@ SIDES: dict[str, Callable[[int], Pairs]] = {
     "image/upfirdn2d_cpu.cpp kMost": image_taps,
     "image/upfirdn2d_cpu.cpp kStrip": image_rows,
     "image/upfirdn2d_cpu.cpp kTogether": lambda size: (*image_rows(size), *image_rows(size // 4)),  # of kFewRows
-    "losses/cpu.cpp kParts": lambda size: logits(4096 * size),
     "moe/cpu.cpp kTokens": tokens,
-    "softmax/cpu.cpp kParts": many_parts,
     "cpu/column_simd.h kGroup": lambda size: norms(24, rows=16 * size),  # as short rows make 16 chunks
     "cpu/column_simd.h kTile": norms,
     "cpu/kept_row.h kKept": rows_with_any,
+    "cpu/kept_row.h kParts": lambda size: (*many_parts(size), *logits(4096 * size)),
     "cpu/row_simd.h kRowsAtOnce": lambda size: norms(24, rows=size),
     "cpu/row_simd.h kSumBlock": rows_with_any,
 }
