@@ -306,7 +306,7 @@ def test_a_library_that_only_ctypes_can_open_stays_where_it_is(
         tmp_path, "#include <Python.h>\nlong size(PyObject* o) { return PyObject_Size(o); }", torch_linked=False
     )
     said = refused(capsys, tmp_path / "no", make({**files, "ops/lib/libpython_too.so": python}), *torch)
-    assert "Python's functions, and no PyInit" in said
+    assert "Python's C API, but no PyInit" in said
     (tmp_path / "torch.so").write_bytes(pair.inner(5, soname="libwith_torch.so", source=INNER + OPS))
     outside = library(tmp_path, calls, str(tmp_path / "torch.so"), torch_linked=False)
     more = {"ops/lib/libwith_torch.so": (tmp_path / "torch.so").read_bytes(), "ops/lib/libtwice.so": outside}

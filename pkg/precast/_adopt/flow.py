@@ -30,7 +30,7 @@ def logits_of(forward: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     named = len(made) == 1 and len(made[0].targets) == 1 and isinstance(made[0].targets[0], ast.Name)
     named = named and len(made[0].value.args) == 1 and not made[0].value.keywords  # type: ignore[attr-defined]
     if not named or _count(own, body, "lm_head") != 1:
-        raise Unreadable("its forward has not one line that calls lm_head, with the hidden states alone")
+        raise Unreadable("its forward lacks exactly one line like logits = self.lm_head(hidden_states)")
     logits = made[0].targets[0].id  # type: ignore[attr-defined]
     allowed, options, scales = {id(made[0].targets[0])}, list[str](), list[str]()
     for one in body.body:

@@ -366,7 +366,7 @@ def _listed(elf: _Elf, table: _Section, at: int, count: int, layout: str) -> Ite
     """The offset and the fields of each entry of a list, whose last field is the distance to the next entry."""
     for _ in range(count):
         if at + struct.calcsize(layout) > table.offset + table.size:
-            raise ElfError("the versions do not end inside their section")
+            raise ElfError("the symbol versions run past their section")
         elf.spend(struct.calcsize(layout))
         fields = elf.unpack(layout, at)
         yield at, fields

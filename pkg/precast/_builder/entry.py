@@ -123,13 +123,13 @@ def check_payload(entry: Path, meta: Meta, *, owner: int | None) -> Path:
     try:
         size, found = files.digest(payload, meta.size, links=owner is None, judge=judge)
     except files.WrongSize as error:
-        raise NotWhole(f"{meta.payload} has {error.size} bytes, {meta.size} in {META}") from error
+        raise NotWhole(f"{meta.payload} has {error.size} bytes; {META} says {meta.size}") from error
     except OSError as error:
         raise NotWhole(f"{meta.payload}: {error.strerror or error}") from error
     if size != meta.size:
-        raise NotWhole(f"{meta.payload} has {size} bytes, {meta.size} in {META}")
+        raise NotWhole(f"{meta.payload} has {size} bytes; {META} says {meta.size}")
     if found != meta.sha256:
-        raise NotWhole(f"{meta.payload} has sha256 {found[:16]}, {meta.sha256[:16]} in {META}")
+        raise NotWhole(f"{meta.payload} has sha256 {found[:16]}; {META} says {meta.sha256[:16]}")
     return payload
 
 

@@ -172,4 +172,4 @@ def _name(file: Binary) -> str:
 
 
 def _refused(path: Path, found: str, wanted: str, again: str) -> PartRefused:
-    return PartRefused(f"{path} does not belong into this wheel", found=found, needed=wanted, fix=again)
+    return PartRefused(f"{path} cannot be used in this wheel", found=found, needed=wanted, fix=again)

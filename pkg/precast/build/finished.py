@@ -233,7 +233,7 @@ def _entry(contents: xray.Contents, library: xray.Library, stated: Stated, defau
     torch = stated.of(library.path)
     label = _label(contents.version, torch, default)
     if library.python == "unknown":
-        raise _bad(library, "Python's functions, and no Python in its name or tag", "a wheel for one Python")
+        raise _bad(library, "Python's C API, but no Python version in its name or tag", "a tag such as cp312")
     if library.bound.cudart is None and library.bound.torch_cuda and label.cuda is None:
         fix = f"python -m precast.build guard --torch {torch or '2.13.0'}+cu130 {contents.name} -o out"
         raise _bad(
@@ -284,7 +284,7 @@ def _left(library: xray.Library, libraries: list[xray.Library], guards: Mapping[
     if moved:
         raise _bad(library, f"that it links {moved[0]}, which gets a guard", "a library that a module links")
     if library.python != "none":
-        raise _bad(library, "Python's functions, and no PyInit", "a Python module")
+        raise _bad(library, "Python's C API, but no PyInit", "a Python module")
     return [library, *links]
 
 

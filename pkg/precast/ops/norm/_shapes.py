@@ -62,7 +62,7 @@ def over_jagged(op: str, call: Callable[..., Any], rows: Sequence[Tensor], norma
     """The results of ``call(*values)`` for nested tensors of one structure, whose last dimensions are normalised."""
     x: Any = rows[0]
     if x._ragged_idx >= x.dim() - normalized:
-        raise RuntimeError(f"{op}: dimension {x._ragged_idx} of x is ragged; needed one that is not normalised")
+        raise RuntimeError(f"{op}: dimension {x._ragged_idx} of x is ragged; a normalised one cannot be")
     for other in rows[1:]:
         if not is_jagged(other) or other.shape != x.shape:
             raise RuntimeError(
