@@ -309,7 +309,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{need.name}: {need.meaning}")
     config.addinivalue_line("markers", "long: repeats the claim of a test without this marker, for more cases")
     config.addinivalue_line(
-        "markers", "targets: one more GPU target of a long test; .ci/run leaves it to the workflows"
+        "markers", "targets: one more GPU target, or the same one by nvcc, of a long test; .ci/run leaves it out"
     )
     config.addinivalue_line("markers", "large: wants more than 10 GB of a GPU; those that do take turns")
     config.stash[FACTS] = {}

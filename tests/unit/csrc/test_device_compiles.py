@@ -37,6 +37,7 @@ LAST_CALL = (
 QUICK = {("cu121", "sm_70"), ("cu130", "sm_90")}
 # One target of each kind of register budget; the others are left to the long tests of a machine with more cores.
 KINDS = {"sm_80", "sm_100", "sm_120"}
+LATER = (pytest.mark.long, pytest.mark.targets)
 
 
 def newest(target: GpuTarget) -> str:
@@ -48,7 +49,7 @@ def marks_of(label: str, target: str) -> tuple[pytest.MarkDecorator, ...]:
     """When a compile is part of a run."""
     if (label, target) in QUICK:
         return ()
-    return (pytest.mark.long,) if target in KINDS else (pytest.mark.long, pytest.mark.targets)
+    return (pytest.mark.long,) if target in KINDS else LATER
 
 
 COMPILES = [
@@ -213,12 +214,12 @@ def test_nvcc_takes_the_same_files(family: catalogue.Family, tmp_path: Path) -> 
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("target", ["90", pytest.param("75", marks=pytest.mark.long)])
+@pytest.mark.parametrize("target", ["90", pytest.param("75", marks=LATER)])
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f.name == "rms_norm" else pytest.mark.long) for f in WITH_DEVICE], ids=IDS
+    "family", [pytest.param(f, marks=() if f.name == "rms_norm" else LATER) for f in WITH_DEVICE], ids=IDS
 )
 def test_nvcc(family: catalogue.Family, target: str, tmp_path: Path) -> None:
-    """Nor does anything spill."""
+    """Nor does anything spill. NVRTC is the same compiler, so that one family is enough for most runs."""
     said, _ = by_nvcc(family, tmp_path, "-Xptxas", "-v", "-gencode", f"arch=compute_{target},code=sm_{target}")
     used = usage_of(said)
     assert set(used) == {point.name for point in entry_points(family)}
