@@ -40,7 +40,10 @@ FEWER_GPUS = {
         '"sm_86", "sm_90", "sm_100", "sm_120", "compute_90"], cu130 = ["sm_80"]'
     ),
 }
-EACH_LABEL = [pytest.param(label, marks=() if label in QUICK_LABELS else pytest.mark.long) for label in LABELS]
+# A quick run has the two of QUICK_LABELS, a long one the newest of the others too, and one of all targets all of them.
+LATER = (pytest.mark.long, pytest.mark.targets)
+_MARKS = {"cu132": pytest.mark.long, "cu130": (), "cpu": ()}
+EACH_LABEL = [pytest.param(label, marks=_MARKS.get(label, LATER)) for label in LABELS]
 # Slim wheels: the library for the stable ABI alone. Those for the classic ABI are proved in their torch.
 ONLY_TORCH = "2.13"
 # What would change a build, or find the checkout's package instead of the installed one.

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.wheel, pytest.mark.compiler, pytest.mark.torch]
 
 def commands() -> list[str]:
     """Every command for the extra index that the guide shows, for the label that is built here."""
-    page = (CHECKOUT / "docs/guides/install.md").read_text().replace("cu129", "cu121")
+    page = (CHECKOUT / "docs/guides/install.md").read_text().replace("cu129", "cu132")
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return list(dict.fromkeys(line for block in blocks for line in block.splitlines() if "--extra-index-url" in line))
 
@@ -53,7 +53,7 @@ def test_a_command_installs_what_runs(
 ) -> None:
     house = tmp_path / "house"
     house.mkdir()
-    (house / repaired["cu121"].name).symlink_to(repaired["cu121"])
+    (house / repaired["cu132"].name).symlink_to(repaired["cu132"])
     assert index.main([str(house), "--out", str(tmp_path / "site"), "--version", __version__]) == 0
     environment = tmp_path / "venv"
     run(
@@ -72,9 +72,9 @@ def test_a_command_installs_what_runs(
     with served(tmp_path / "site") as (address, asked):
         told |= {"INDEX": address, "VERSION": __version__, "VIRTUAL_ENV": environment, "PATH": path}
         run("sh", "-c", command, **told)
-    assert "/cu121/precast/" in asked and asked[-1].endswith(".whl")
+    assert "/cu132/precast/" in asked and asked[-1].endswith(".whl")
     done = run(environment / "bin" / "python", "-c", RUN_ONE, PRECAST_JIT="aot")
     (site,) = environment.glob("lib/python3*/site-packages")
     assert done.stdout.strip() == f"{site}/precast/_C/host/kernels-x86_64.so"
     listed = run(uv, "pip", "list", "--format=freeze", "--python", environment / "bin" / "python").stdout
-    assert f"precast=={__version__}+cu121" in listed.splitlines()
+    assert f"precast=={__version__}+cu132" in listed.splitlines()

@@ -14,7 +14,7 @@ from precast._builder import catalogue, headers, matrix
 from precast._version import __version__
 from precast.core.manifest import BuildInfo, BuildMode
 
-from .conftest import CHECKOUT, EACH_LABEL, LABELS, MATRIX, QUICK_LABELS, Run
+from .conftest import CHECKOUT, EACH_LABEL, LABELS, LATER, MATRIX, QUICK_LABELS, Run
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
@@ -97,7 +97,7 @@ def test_a_release_carries_the_headers_for_extensions(repaired: Mapping[str, Pat
     assert wanted <= listed
 
 
-@pytest.mark.parametrize("labels", [QUICK_LABELS, pytest.param(LABELS, marks=pytest.mark.long)], ids=["two", "all"])
+@pytest.mark.parametrize("labels", [QUICK_LABELS, pytest.param(LABELS, marks=LATER)], ids=["two", "all"])
 def test_the_labels_hold_the_same_library(repaired: Mapping[str, Path], labels: tuple[str, ...]) -> None:
     assert len({manifest(repaired[label]).host[0].sha256 for label in labels}) == 1
 
