@@ -129,7 +129,7 @@ def rule(known: Matrix) -> str:
     for major, spec in sorted(newest.items(), reverse=True):
         gpus = {target.capability for target in spec.targets if _is_sass(target)}
         alone = ", ".join(map(str, sorted(gpus - newer))) if newer else ""
-        parts.append(f"`{spec.name}` for CUDA {major} drivers" + (f" and compute capability {alone}" if alone else ""))
+        parts.append(f"`{spec.name}` for CUDA {major} drivers" + (f" or compute capability {alone}" if alone else ""))
         newer |= gpus
     return (
         "**Which label?** The newest label whose CUDA major your driver supports and that has code for your GPU: "
