@@ -291,7 +291,8 @@ def failed(known: Matrix) -> str:
             raise KernelError(f"{OP_TESTS}: {run} does not say how many tests failed", found=run.checks[0])
         torches.setdefault(int(counts[1]), []).append(str(run.torch.release))
     parts = [f"{count or 'none'} with {', '.join(names)}" for count, names in sorted(torches.items(), reverse=True)]
-    return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, by torch, failed {'; '.join(parts)}."
+    listed = "; ".join(parts).replace(" with ", " failed with torch ", 1)
+    return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, {listed}."
 
 
 def seen(known: Matrix, text: str) -> str:
