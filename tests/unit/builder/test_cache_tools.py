@@ -62,7 +62,7 @@ def link(entry: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (lambda e: (e / "softmax.cubin").write_bytes(b"c0de"), "softmax.cubin has sha256"),
-    "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "softmax.cubin has 0 bytes, 4 in meta.json"),
+    "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "softmax.cubin has 0 bytes; meta.json says 4"),
     "gone": (lambda e: (e / "softmax.cubin").unlink(), "softmax.cubin: No such file"),
     "no meta": (lambda e: (e / "meta.json").unlink(), "meta.json: No such file"),
     "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json: $: not JSON"),

@@ -79,7 +79,7 @@ def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
     assert found is not None
     found.write_bytes(b"other")
     out = precast(*ask)[1]
-    assert "its entry is damaged and will be made again: softmax.cubin has 5 bytes, 4 in meta.json" in out
+    assert "its entry is damaged and will be made again: softmax.cubin has 5 bytes; meta.json says 4" in out
 
 
 def device_key(family: str, target: str) -> BuildKey:
