@@ -22,13 +22,13 @@ def pack(name: str, parameters: Sequence[str], values: Sequence[Any]) -> list[An
     ]
 
 
-def sizes(what: str, given: Sequence[Any]) -> tuple[int, int, int]:
+def sizes(what: str, given: object) -> tuple[int, int, int]:
     """Pads one to three sizes to three."""
-    listed = isinstance(given, Sequence) and 1 <= len(given) <= 3
-    if not listed or any(not isinstance(size, int) or size < 0 for size in given):
+    whole = tuple(given) if isinstance(given, Sequence) else ()
+    if not 1 <= len(whole) <= 3 or any(not isinstance(size, int) or size < 0 for size in whole):
         raise ValueError(f"the {what} is {given!r}; needed 1 to 3 ints from 0 on, such as (256, 1, 1)")
-    whole = (*given, 1, 1)
-    return whole[0], whole[1], whole[2]
+    x, y, z, *_ = (*whole, 1, 1)
+    return x, y, z
 
 
 def _one(where: str, kind: str, value: Any) -> Any:

@@ -87,7 +87,7 @@ def test_shapes_that_are_none_are_refused() -> None:
         LaunchShape((15, 1, 1), (32, 1, 1), 0, (2, 1, 1))
     with pytest.raises(ValueError, match="shared_bytes is -1"):
         LaunchShape((1, 1, 1), (32, 1, 1), -1)
-    for given in ((), (1, 2, 3, 4), (1.5,), (-1,)):
+    for given in ((), (1, 2, 3, 4), (1.5,), (-1,), 256):
         with pytest.raises(ValueError, match="the grid is"):
             arguments.sizes("grid", given)
     assert arguments.sizes("grid", (5,)) == (5, 1, 1) and LaunchShape((0, 1, 1), (1, 1, 1)).is_empty
