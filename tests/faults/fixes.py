@@ -307,7 +307,7 @@ def aot_index(machine: Machine) -> str:
     return f"export PRECAST_JIT=aot PRECAST_INDEX_URL={machine.shop.index}"
 
 
-@state("aot-nowhere", "`PRECAST_JIT=aot`, nothing prebuilt, nothing known of where precast came from", "jit")
+@state("aot-nowhere", "`PRECAST_JIT=aot`, nothing prebuilt, no record of where precast came from", "jit")
 def aot_nowhere(machine: Machine) -> str:
     machine.install(machine.shop.wheel(), recorded=False)
     return "export PRECAST_JIT=aot"

@@ -49,7 +49,7 @@ def sentence(results: Json) -> str:
         f"at {SHAPES[1][0]} x {SHAPES[1][1]}, {small} ({small_gradients}). "
         f"AdamW on {elements / 1e6:.0f} M parameters is {_times(results, ADAM):.2f} times as fast as the fused step of "
         f"torch, {_times(results, MASTERS):.2f} times with bf16 parameters and fp32 masters. "
-        f"Measured on {facts['date'][:10]} on one {facts['gpu']} in bf16, at {commit}: later kernels are not in it."
+        f"Measured on {facts['date'][:10]} on one {facts['gpu']} in bf16, at commit {commit}, without later kernels."
     )
 
 

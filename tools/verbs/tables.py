@@ -129,7 +129,7 @@ def rule(known: Matrix) -> str:
     for major, spec in sorted(newest.items(), reverse=True):
         gpus = {target.capability for target in spec.targets if _is_sass(target)}
         alone = ", ".join(map(str, sorted(gpus - newer))) if newer else ""
-        parts.append(f"`{spec.name}` for CUDA {major} drivers" + (f" and compute capability {alone}" if alone else ""))
+        parts.append(f"`{spec.name}` for CUDA {major} drivers" + (f" or compute capability {alone}" if alone else ""))
         newer |= gpus
     return (
         "**Which label?** The newest label whose CUDA major your driver supports and that has code for your GPU: "
@@ -291,7 +291,8 @@ def failed(known: Matrix) -> str:
             raise KernelError(f"{OP_TESTS}: {run} does not say how many tests failed", found=run.checks[0])
         torches.setdefault(int(counts[1]), []).append(str(run.torch.release))
     parts = [f"{count or 'none'} with {', '.join(names)}" for count, names in sorted(torches.items(), reverse=True)]
-    return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, by torch, failed {'; '.join(parts)}."
+    listed = "; ".join(parts).replace(" with ", " failed with torch ", 1)
+    return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, {listed}."
 
 
 def seen(known: Matrix, text: str) -> str:

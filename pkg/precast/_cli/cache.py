@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
         "--older-than", type=_days, metavar="DAYS", help="also remove entries that are older than DAYS days"
     )
     prune.add_argument(
-        "--max-size", type=_bytes, metavar="SIZE", help="also remove the oldest entries, until SIZE remains: 500M, 2G"
+        "--max-size", type=_bytes, metavar="SIZE", help="also remove the oldest entries, until SIZE remains, such as 500M"
     )
     clear = actions.add_parser("clear", help="remove every entry, but no running build")
     for action in (prune, clear):

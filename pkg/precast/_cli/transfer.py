@@ -29,7 +29,7 @@ def add(verbs: Verbs) -> None:
         help="only these kernels; default: all",
     )
     out.set_defaults(run=run_export)
-    into = verbs.add_parser("import-cache", help="check the files of such an archive, and add its builds to this cache")
+    into = verbs.add_parser("import-cache", help="check the files of an archive, and add its builds to this cache")
     into.add_argument(
         "archive", type=Path, metavar="TAR", help="an archive of export-cache from a person that you trust"
     )

@@ -31,7 +31,7 @@ def add(verbs: Verbs) -> None:
         "kernels", nargs="*", type=names.kernel("warm"), metavar="KERNEL", help="only these kernels; default: all"
     )
     parser.add_argument(
-        "--arch", type=_targets, metavar="LIST", help="build GPU code for these targets: sm_121, '9.0;12.1+PTX'"
+        "--arch", type=_targets, metavar="LIST", help="build GPU code for these targets, such as sm_121 or '9.0;12.1+PTX'"
     )
     parser.add_argument(
         "--jobs", type=_count, metavar="N", help="run up to N compilers at the same time; overrides MAX_JOBS"

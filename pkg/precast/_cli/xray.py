@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a wheel, a folder or a shared library")
     for name, (parse, example) in PARTS.items():
-        help_text = f"the {name} of the machine to check: {example}"
+        help_text = f"check against this {name}: {example}"
         parser.add_argument(f"--{name}", type=_checked(parse), metavar=name.upper(), help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

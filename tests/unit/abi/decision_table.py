@@ -41,7 +41,7 @@ class Row:
 
 
 ROWS = (
-    Row("1", "yes", "fits", "SASS", ANY, "auto, aot", "prebuilt", "", "loaded; no compiler is searched"),
+    Row("1", "yes", "fits", "SASS", ANY, "auto, aot", "prebuilt", "", "loaded, without a search for compilers"),
     Row("2", "yes", "fits", "PTX", ANY, "auto, aot", "prebuilt", "", "the same; the driver compiles the PTX"),
     Row(
         "3",
@@ -63,7 +63,7 @@ ROWS = (
         "auto",
         "refuse",
         "arch no-nvrtc",
-        "the next extension, else KernelUnavailable",
+        "the next extension is tried, else KernelUnavailable",
     ),
     Row("5", "yes", "does not", "SASS, PTX", "yes", "auto", "build library", "glibc", "the reason is logged"),
     Row("5", "yes", "does not", "none", "yes", "auto", "build library, code", "glibc arch", "both reasons are logged"),
@@ -73,7 +73,7 @@ ROWS = (
     ),
     Row("5", "yes", "no adapter", "none", "yes", "auto", "build adapter, code", "torch-abi arch", ""),
     Row("5", "yes", "no adapter", ANY, "no", "auto", "refuse", "torch-abi no-compiler", "KernelUnavailable"),
-    Row("6", "no", ANY, ANY, "yes", "auto", "build library, code", "no-prebuilt", "torch below 2.10: and the adapter"),
+    Row("6", "no", ANY, ANY, "yes", "auto", "build library, code", "no-prebuilt", "torch below 2.10: also the adapter"),
     Row("6", "no", ANY, ANY, "no", "auto", "refuse", "no-prebuilt no-compiler", "KernelUnavailable"),
     Row("7", ANY, "fits, does not", ANY, "yes", "jit", "build library, code", "", "prebuilt files are skipped"),
     Row("7", "yes", "no adapter", ANY, "yes", "jit", "build library, adapter, code", "", "prebuilt files are skipped"),
@@ -110,9 +110,9 @@ AFTERWARDS = (
     (
         "9",
         "a file that fitted will not open",
-        "the linker's message is kept; it is built once",
+        "the linker's message is kept; the file is built once",
     ),
-    ("10", "an extension of lower priority can be loaded", "a warning says once what it replaces"),
+    ("10", "an extension of lower priority can be loaded", "one warning names what it replaces"),
 )
 
 
