@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from precast.optim import adam
 
 if TYPE_CHECKING:
@@ -76,16 +74,6 @@ class FusedAdam(adam.FusedAdam):
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop all gradients, or fill them with zeros; None: as ``set_grad_none`` says."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as in torch, or one of the older packages, in which a group has the step count."""
-        states, groups = dict(state_dict["state"]), [dict(group) for group in state_dict["param_groups"]]
-        for group in groups:
-            step = group.pop("step", None)
-            for key in group["params"] if step is not None else ():
-                if key in states:
-                    states[key] = {"step": torch.tensor(float(step)), **states[key]}
-        super().load_state_dict({**state_dict, "state": states, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "set_grad_none": self.set_grad_none}
