@@ -147,6 +147,11 @@ def test_eight_bits(module: Any, dtype: Any) -> None:
     module.convert_fp8(x, narrow)
     module.convert_fp8(narrow, wide)
     assert torch.equal(wide, x.to(torch.float8_e5m2).to(dtype))
+    large = torch.tensor([65000.0, -65000.0, float("inf"), float("nan")]).to(dtype)
+    bits = torch.empty(4, dtype=torch.uint8)
+    module.convert_fp8(large, bits)
+    found = bits.view(torch.float8_e5m2).float()
+    assert found[:3].tolist() == [57344.0, -57344.0, 57344.0] and found[3].isnan()
     for bad in ((x, wide), (narrow, narrow), (x, narrow[:4])):
         with pytest.raises(ValueError, match="needed one shape, and uint8 for one of them alone"):
             module.convert_fp8(*bad)

@@ -75,6 +75,9 @@ def test_layer_norm(kind: str, shape: tuple[int, ...]) -> None:
         assert found.shape == leaf.shape and leaf.grad is not None
         close(found, leaf.grad)
     close(module.layer_norm(x.reshape(12, -1), gamma.reshape(-1), beta.reshape(-1)), wanted.detach().reshape(12, -1))
+    mixed = module.forward_affine(x.half(), shape, gamma, beta, 1e-5)[0]
+    assert mixed.dtype == gamma.dtype
+    close(mixed, wanted.detach(), 2e-2)
     with pytest.raises(ValueError, match="needed the last dimensions"):
         module.forward_affine(x, (7,), gamma, beta, 1e-5)
 

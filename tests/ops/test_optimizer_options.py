@@ -164,3 +164,24 @@ def test_the_name_of_the_older_packages_is_adamw_by_default() -> None:
     kept.param_groups[0]["params"][0].grad = torch.ones(2)
     kept.zero_grad()
     assert kept.param_groups[0]["params"][0].grad.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("step", [7, torch.tensor([7], dtype=torch.int32)])
+@pytest.mark.parametrize("make", [optim.compat.FusedAdam, optim.FusedAdamW, optim.FusedLAMB, optim.CPUAdam])
+def test_a_checkpoint_of_the_older_packages_keeps_its_step_count(make: Any, step: Any) -> None:
+    """There a group counts, and the states of its parameters have no step."""
+    used, idle = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    group = {"lr": 0.5, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+    saved: dict[str, Any] = {
+        "state": {0: {"exp_avg": torch.ones(2), "exp_avg_sq": torch.full((2,), 2.0)}},
+        "param_groups": [{**group, "step": step, "params": [0, 1]}],
+    }
+    optimizer = make([used, idle])
+    optimizer.load_state_dict(saved)
+    assert float(optimizer.state[used]["step"]) == 7 and optimizer.state[used]["exp_avg_sq"].tolist() == [2.0, 2.0]
+    assert not optimizer.state.get(idle) and "step" not in optimizer.param_groups[0]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert "step" in saved["param_groups"][0] and "step" not in saved["state"][0], "the caller's dict is unchanged"
+    again = make([used, idle])
+    again.load_state_dict(optimizer.state_dict())
+    assert float(again.state[used]["step"]) == 7

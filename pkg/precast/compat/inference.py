@@ -196,15 +196,16 @@ def flash_decoding_attention(
 
 
 def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name to keep
-    """Convert to or from float8_e5m2, stored as uint8, with the cast of torch."""
+    """Convert to or from float8_e5m2, stored as uint8. Numbers that are too large become the largest."""
     bytes_of = [tensor.dtype == torch.uint8 for tensor in (input, output)]
     if bytes_of[0] == bytes_of[1] or input.shape != output.shape:
         found = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in (input, output))
         raise ValueError(f"input and output are {found}; needed one shape, and uint8 for one of them alone")
-    given, made = (
-        tensor.view(torch.float8_e5m2) if tensor.dtype == torch.uint8 else tensor for tensor in (input, output)
-    )
-    made.copy_(given)
+    if input.dtype == torch.uint8:
+        output.copy_(input.view(torch.float8_e5m2))
+    else:
+        most = torch.finfo(torch.float8_e5m2).max  # torch's cast alone would give infinity
+        output.view(torch.float8_e5m2).copy_(input.clamp(-most, most))
 
 
 def _halves(query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,8 +117,8 @@ def forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:
 
 
 def forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
-    """The norm, and for each row the mean and the inverse standard deviation."""
-    return _forward(_LAYER, input, normalized_shape, eps, gamma, beta)
+    """The norm in the dtype of ``gamma``, and for each row the mean and the inverse standard deviation."""
+    return _mixed(_LAYER, input, normalized_shape, eps, gamma, beta)
 
 
 def forward_affine_mixed_dtypes(

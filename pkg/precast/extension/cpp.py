@@ -48,7 +48,8 @@ class CppExtension(Places, Extension):
 
     @abstractmethod
     def include_dirs(self) -> list[str]:
-        """The folders to search for headers, in addition to those of torch."""
+        """The folders to search for headers, in addition to those of torch; ``super()`` gives ``csrc``."""
+        return [self.csrc_abs_path("")]
 
     @abstractmethod
     def cxx_flags(self) -> list[str]:

@@ -26,6 +26,11 @@ class CudaExtension(CppExtension):
     @abstractmethod
     def nvcc_flags(self) -> list[str]:
         """The flags of nvcc. ``TORCH_CUDA_ARCH_LIST`` chooses the targets, else the visible GPUs do."""
+        return ["-DCOLOSSAL_WITH_CUDA"]  # sources written for Colossal-AI test this macro
+
+    def include_dirs(self) -> list[str]:
+        """The folders to search for headers: ``csrc``, and the include folder of the CUDA toolkit."""
+        return [*super().include_dirs(), self.get_cuda_home_include()]
 
     def is_available(self) -> bool:
         """Whether torch is a CUDA build and a GPU is visible; creates no CUDA context."""

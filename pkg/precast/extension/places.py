@@ -60,9 +60,9 @@ class Places:
         return str(next((folder / code_path for folder in folders if (folder / code_path).exists()), home / code_path))
 
     def csrc_abs_path(self, path: str) -> str:
-        """A path in ``csrc/kernel``, else in ``csrc``."""
+        """A path in ``csrc/kernel``, else in ``csrc``, which an empty path means."""
         inside = Path(self.relative_to_abs_path(f"csrc/kernel/{path}"))
-        return str(inside) if inside.exists() else self.relative_to_abs_path(f"csrc/{path}")
+        return str(inside) if path and inside.exists() else self.relative_to_abs_path(f"csrc/{path}")
 
     def pybind_abs_path(self, path: str) -> str:
         """A path in ``pybind``."""

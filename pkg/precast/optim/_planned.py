@@ -100,12 +100,12 @@ class TorchsKeys(Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, of ours for another device, or of torch's optimizer with the same rule."""
+        """Load a state of this class, of ours for another device, or of torch's or apex's with the same rule."""
         seen: dict[str, Any] = {}  # before torch casts the states to the parameters' dtype, which loses precision
         # The hook that is registered last sees the changes of all others.
         handle = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
         try:
-            super().load_state_dict(state_dict)
+            super().load_state_dict(_with_steps(state_dict))
         finally:
             handle.remove()
         ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
@@ -227,6 +227,17 @@ class PlannedOptimizer(TorchsKeys):
 def _defaults(torchs: Any) -> dict[str, Any]:
     """The options of torch's class and their defaults, which depend on the version of torch."""
     return {} if torchs is None else torchs([torch.empty(1)]).defaults
+
+
+def _with_steps(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved state whose parameters have the step counts. Those of apex and others have one count for each group."""
+    states, groups = dict(saved["state"]), [dict(group) for group in saved["param_groups"]]
+    for group in groups:
+        step = group.pop("step", None)
+        for key in group["params"] if step is not None else ():
+            if key in states:
+                states[key] = {"step": torch.tensor(float(step)), **states[key]}
+    return {**saved, "state": states, "param_groups": groups}
 
 
 def _in_torchs_form(owner: Any, result: dict[str, Any]) -> dict[str, Any]:

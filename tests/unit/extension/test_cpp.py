@@ -14,6 +14,7 @@ import pytest
 from setuptools import Distribution
 
 from precast._load import probe
+from precast.base_extension import _CudaExtension
 from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
 from precast.extension import native
 from precast.kernel_loader import KernelLoader
@@ -60,6 +61,24 @@ def test_what_was_built_while_installing_comes_first(package: ModuleType, tmp_pa
     assert loaded.number() == 42 and loaded.source.kind == "prebuilt"
     assert loaded.source.path.parent == tmp_path / "site" / "somebody" / "_C"
     assert not (tmp_path / "cache").exists(), "nothing was built at run time"
+
+
+def test_what_super_gives(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes of the older package add to the folders and flags of their base, or leave the folders to it."""
+
+    class Cuda(package.NumberCudaExtension):  # type: ignore[name-defined,misc]
+        def include_dirs(self) -> list[str]:
+            return [*_CudaExtension.include_dirs(self), "more"]
+
+        def nvcc_flags(self) -> list[str]:
+            return ["-O3", *_CudaExtension.nvcc_flags(self)]
+
+    monkeypatch.setattr(native, "cuda_home", lambda name: "/toolkit")
+    folder, toolkit, more = Cuda().include_dirs()
+    assert Path(folder) == Path(Cuda().relative_to_abs_path("csrc")) and Path(folder).is_dir()
+    assert (Path(toolkit), more) == (Path("/toolkit/include"), "more")
+    assert Cuda().nvcc_flags() == ["-O3", "-DCOLOSSAL_WITH_CUDA"]
+    assert "include_dirs" not in _CudaExtension.__abstractmethods__
 
 
 def prebuilt(tmp_path: Path, content: str) -> None:
