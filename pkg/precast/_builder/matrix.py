@@ -284,7 +284,9 @@ def _event(name: str, table: Table, specs: tuple[LabelSpec, ...]) -> EventSpec:
     )
     table.finish()
     if unknown:
-        raise MatrixError(f"{table.where}.labels: no such label: {', '.join(unknown)}; needed some of {', '.join(known)}")
+        raise MatrixError(
+            f"{table.where}.labels: no such label: {', '.join(unknown)}; needed some of {', '.join(known)}"
+        )
     if event.tests not in ("torch", "torch, python", "torch, label"):
         raise MatrixError(
             f"{table.where}.tests: needed 'torch', 'torch, python' or 'torch, label', found {event.tests!r}"
