@@ -305,7 +305,7 @@ def test_what_no_guard_can_stand_for_is_refused(tmp_path: Path, make: Make, caps
         (
             {f"ops/_C{SUFFIX}": module},
             ("--torch", "2.1.0"),
-            "found   a build for torch 2.1\n  needed  one for torch 2.4 or newer",
+            "found   a build for torch 2.1\n  needed  a build for torch 2.4 or newer",
         ),
         (
             {f"ops/_C{SUFFIX}": module, "ops/_C.py": "x = 1"},

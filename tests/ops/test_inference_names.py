@@ -148,7 +148,7 @@ def test_eight_bits(module: Any, dtype: Any) -> None:
     module.convert_fp8(narrow, wide)
     assert torch.equal(wide, x.to(torch.float8_e5m2).to(dtype))
     for bad in ((x, wide), (narrow, narrow), (x, narrow[:4])):
-        with pytest.raises(ValueError, match="needed one shape, and uint8 for one of them alone"):
+        with pytest.raises(ValueError, match="needed the same shape, and uint8 for exactly one of them"):
             module.convert_fp8(*bad)
     pair = [cache.byte() for cache in caches()]
     with pytest.raises(RuntimeError, match=r"no kernel for caches of 8 bits|dtypes match"):  # by torch: its own words

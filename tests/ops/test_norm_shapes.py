@@ -89,9 +89,9 @@ def test_one_dimension_may_be_named_too(device: str) -> None:
         (lambda x: ops.layer_norm(x, normalized_shape=(1, 2, 3, 8)), r"needed normalized_shape, \(1, 2, 3, 8\)"),
         (
             lambda x: ops.rms_norm(x, x[0, 0], normalized_shape=(3, 8)),
-            r"a parameter has shape \(8,\); needed .*\(3, 8\)",
+            r"weight has shape \(8,\); needed .*\(3, 8\)",
         ),
-        (lambda x: ops.layer_norm(x, x[0], x[0, 0], normalized_shape=(3, 8)), r"a parameter has shape \(8,\)"),
+        (lambda x: ops.layer_norm(x, x[0], x[0, 0], normalized_shape=(3, 8)), r"bias has shape \(8,\)"),
         (lambda x: ops.rms_norm(x, x[0]), r"weight has shape \(3, 8\); needed \(8,\), the last dimension of x"),
     ],
 )

@@ -127,7 +127,7 @@ BAD_VALUES = [
     (("host", 0, "python"), "py3", "$.host[0].python"),
     (("host", 0, "cuda_major"), "13", "$.host[0].cuda_major"),
     (("host", 0, "needed"), [""], "$.host[0].needed[0]: needed printable text"),
-    (("host", 0, "needed"), ["libc.so.6", "libc.so.6"], "$.host[0].needed: holds an item twice"),
+    (("host", 0, "needed"), ["libc.so.6", "libc.so.6"], "$.host[0].needed: the item 'libc.so.6' is listed twice"),
     (("host", 0, "glibc"), "2", "$.host[0].glibc: not a release"),
     (("host", 0, "glibcxx"), "GLIBCXX_3.4", "$.host[0].glibcxx: not a dotted version"),
     (("host", 0, "cpu_levels"), ["AVX2"], "$.host[0].cpu_levels"),

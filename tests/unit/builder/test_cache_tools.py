@@ -62,13 +62,13 @@ def link(entry: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (lambda e: (e / "softmax.cubin").write_bytes(b"c0de"), "softmax.cubin has sha256"),
-    "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "softmax.cubin has 0 bytes, 4 in meta.json"),
+    "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "softmax.cubin has 0 bytes; meta.json says 4"),
     "gone": (lambda e: (e / "softmax.cubin").unlink(), "softmax.cubin: No such file"),
     "no meta": (lambda e: (e / "meta.json").unlink(), "meta.json: No such file"),
     "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json: $: not JSON"),
     "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json: $: needed an object"),
     "half": (lambda e: edit(e, payload=None), "payload: needed a string"),
-    "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "holds the inputs of"),
+    "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "and inputs with the key"),
     "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload: needed a plain file name"),
     "a link": (link, "softmax.cubin: a link, not a regular file"),
 }

@@ -83,7 +83,7 @@ def test_more_than_48_kb_and_clusters_are_asked_for_once(driver: Fake) -> None:
 
 
 def test_shapes_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not divide into clusters"):
+    with pytest.raises(ValueError, match="needed a multiple of the cluster"):
         LaunchShape((15, 1, 1), (32, 1, 1), 0, (2, 1, 1))
     with pytest.raises(ValueError, match="shared_bytes is -1"):
         LaunchShape((1, 1, 1), (32, 1, 1), -1)
