@@ -107,7 +107,7 @@ def import_cache(archive: Path, cache: Cache) -> tuple[tuple[Item, ...], tuple[I
                 if member.name in added:
                     _store(archive, tar, member, added[member.name], cache, Path(folder))
     except (BadArchive, OSError) as error:
-        raise _refusal(archive, str(error), "a readable archive of export-cache") from error
+        raise _refusal(archive, str(error), "an archive that export-cache wrote") from error
     return tuple(added.values()), tuple(item for item in items if item.member not in added)
 
 
@@ -143,7 +143,7 @@ def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
             if named.setdefault(item.member, item) is not item:
                 raise ValueError(f"the entry {item.member!r} comes twice")
     except (ValueError, RecursionError) as error:
-        raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} of export-cache") from error
+        raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} from export-cache") from error
     return named
 
 

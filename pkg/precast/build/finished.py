@@ -114,7 +114,7 @@ def read(path: Path, stated: Stated) -> Finished:
         raise KernelError(
             f"{path.name} has nothing to guard",
             found=found,
-            needed="a Python module, or ops of torch",
+            needed="a Python module, or a library that registers ops of torch",
             fix="none: publish the wheel as it is",
         )
     for library in libraries:

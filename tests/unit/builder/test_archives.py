@@ -207,7 +207,7 @@ def test_the_headers_of_a_tar_may_use_their_budget_up_and_no_byte_more(monkeypat
     whole = file()
     assert (whole.read(4), whole.read(0), whole.left, whole.tell()) == (b"abcd", b"", 0, 4)
     for size, left in ((1, 0), (5, 4), (-1, 4)):
-        with pytest.raises(BadArchive, match=f"^{size} bytes of headers and skipped files, more than the limit of {left}"):
+        with pytest.raises(BadArchive, match=f"^{size} bytes of headers and skipped files, more than .* {left}$"):
             (file() if left else whole).read(size)
     assert file().seek(4) == 4
     with pytest.raises(BadArchive, match="headers and skipped files of more than 4 bytes"):

@@ -53,7 +53,7 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
         ("[[public]]", "late = 1\n[[public]]", r"csrc/half/family\.toml\.late: needed bool, found 1"),
         ("[[public]]", "order = 3\n[[public]]", r"csrc/half/family\.toml: unknown keys: order"),
         ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
-        ("[autocast]", "[replaces.third]\n[autocast]", r"csrc/half/family\.toml\.replaces: third is no public function"),
+        ("[autocast]", "[replaces.third]\n[autocast]", r"csrc/half/family\.toml\.replaces: third is no public"),
         (
             "[autocast]",
             "[replaces.halve]\ntf = 'x'\n[autocast]",

@@ -154,7 +154,7 @@ def test_the_builds_of_torch_are_read() -> None:
         ("labels.cu130.ptx", None, "ptx is missing"),
         ("labels.cu130.sass", ["9.0", "9.0"], "the target sm_90 is listed twice"),
         ("labels.cu130.arch", "9.0", "unknown keys: arch"),
-        ("labels.cu130.driver", {"sass": "12.0", "ptx": "13.0"}, "needed sass 13.0 and ptx 13.0 by the rules of CUDA, found sass 12.0"),
+        ("labels.cu130.driver", {"sass": "12.0", "ptx": "13.0"}, "needed sass 13.0 and ptx 13.0 .*, found sass 12.0"),
         ("labels.cu130.driver", None, "driver is missing"),
         ("labels.cu130.max_bytes", 6_000_000, "above the 5000000 of any wheel"),
         ("labels.default.take", {"cu130": ["sm_100"]}, "cu130 has no sm_100"),

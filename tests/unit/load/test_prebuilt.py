@@ -152,7 +152,8 @@ def test_an_image_of_a_shared_file_is_proved_whole_by_its_own_hash(c_dir: Path) 
         lying = dataclasses.replace(image, content_sha256="0" * 64)
         assert refusal(lying) == "checksum mismatch of the unpacked image"
     beyond = dataclasses.replace(second, content_bytes=second.content_bytes + 1)
-    assert refusal(beyond) == f"unpacks to {second.end} bytes; the manifest says that the image ends at {second.end + 1}"
+    said = f"unpacks to {second.end} bytes; the manifest says that the image ends at {second.end + 1}"
+    assert refusal(beyond) == said
     shifted = dataclasses.replace(second, offset=second.offset - 1)
     assert refusal(shifted) == "checksum mismatch of the unpacked image"
     flip(c_dir / first.path, 40)
