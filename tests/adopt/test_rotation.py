@@ -206,7 +206,7 @@ def test_a_decorator_that_hides_the_forward_is_left_alone(monkeypatch: pytest.Mo
         return kept["forward"](*given, **named)
 
     monkeypatch.setattr(attention, "forward", hiding)
-    assert reasons(model) == {"a decorator of forward keeps the function that it wraps in no closure"}
+    assert reasons(model) == {"a decorator of forward does not hold the function that it wraps in its closure"}
 
 
 def test_another_function_that_rotates_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

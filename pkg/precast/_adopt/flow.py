@@ -116,7 +116,7 @@ def called(forward: Any, function: str) -> tuple[int, int]:
         else:
             found |= {(0, 0), (1, 1)}
     if len(found) != 1 or len(named) != len(calls):
-        raise Unreadable(f"its forward does not always call {function}(q, k, cos, sin), or {function}(x, cos, sin)")
+        raise Unreadable(f"its forward does not call {function} in one way, as (q, k, cos, sin) or as (x, cos, sin)")
     return found.pop()
 
 

@@ -119,7 +119,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
         raise BadArchive(f"the member {name!r} is a link or a device, not a plain file or folder")
     if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
         found = "encrypted" if member.flag_bits & _ENCRYPTED else f"compressed by method {member.compress_type}"
-        raise BadArchive(f"the member {name!r} is {found}; needed method 0 (stored) or 8 (deflated), not encrypted")
+        raise BadArchive(f"the member {name!r} is {found}; needed a member that is only stored or deflated")
 
 
 @contextmanager

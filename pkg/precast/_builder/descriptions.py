@@ -58,7 +58,7 @@ def _public(table: Table) -> list[dict[str, tuple[str, ...]]]:
         found.append({key: group.texts(key) for key in ("families", *ROOMS) if key in group.values})
         group.finish()
         if len(found[-1]) < 2 or not found[-1].get("families"):
-            raise MatrixError(f"{group.where}: needed the key families, and public names in {', '.join(ROOMS)}")
+            raise MatrixError(f"{group.where}: needed the key families, and public names in {' or '.join(ROOMS)}")
     return found
 
 

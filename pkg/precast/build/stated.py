@@ -27,7 +27,9 @@ class Stated:
         pairs = [(glob, TorchVersion.parse(version)) for glob, _, version in (text.rpartition("=") for text in texts)]
         other = [version for glob, version in pairs if not glob]
         if len(other) > 1:
-            raise ValueError(f"--torch {other[0]} and {other[1]} for all libraries; needed GLOB={other[1]} for some")
+            raise ValueError(
+                f"--torch {other[0]} and {other[1]} for all libraries; needed --torch GLOB={other[1]} for some"
+            )
         return cls(tuple(pair for pair in pairs if pair[0]), other[0] if other else None)
 
     def of(self, path: str) -> TorchVersion | None:

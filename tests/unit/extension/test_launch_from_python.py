@@ -210,5 +210,7 @@ def test_a_descriptor_for_tma(driver: Fake) -> None:
         (FakeTensor(stride=(1, 8)), (4, 8), {}),
         (FakeTensor(), (4, 8), {"swizzle_bytes": 16}),
     ):
-        with pytest.raises(ValueError, match=r"box is \(4,\); needed|stride 8; needed stride 1|swizzle_bytes is 16; needed"):
+        with pytest.raises(
+            ValueError, match=r"box is \(4,\); needed|stride 8; needed stride 1|swizzle_bytes is 16; needed"
+        ):
             tensor_map(tensor, box, **how)  # type: ignore[arg-type]
