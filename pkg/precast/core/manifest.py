@@ -331,7 +331,7 @@ def _check_file(images: Sequence[DeviceFile]) -> None:
             raise ManifestError(f"$.device: the entries of {first.path!r} differ in family, kind, sha256 or bytes")
         if image.offset != end:
             raise ManifestError(
-                f"$.device: needed {image.name!r} at offset {end} of {first.path!r}, found {image.offset}"
+                f"$.device: {image.name!r} needed at offset {end} of {first.path!r}, found {image.offset}"
             )
         end = image.end
 
