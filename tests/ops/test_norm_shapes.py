@@ -289,7 +289,7 @@ def test_what_nested_tensors_are_refused(device: str) -> None:
     x, weight = jagged(device), made(24, device=device)
     with pytest.raises(RuntimeError, match=r"fused_add_rms_norm: residual has shape .*; needed the jagged shape of x"):
         ops.fused_add_rms_norm(x, jagged(device), weight)
-    with pytest.raises(RuntimeError, match="rms_norm: dimension 1 of x is ragged; needed one that is not normalised"):
+    with pytest.raises(RuntimeError, match="dimension 1 of x is ragged; needed a ragged dimension before the last"):
         ops.rms_norm(x, normalized_shape=(5, 24))
 
 

@@ -70,12 +70,12 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
         (
             'families = ["half"]',
             'families = ["whole"]',
-            r"public names load 'whole', and no description has",
+            r"public names load the family 'whole', which no description has",
         ),
         (
             'ops = ["halve"]\n',
             "",
-            r"public\[\['half'\]\]: needed .* public names under one of ops, optim, nn",
+            r"public\[\['half'\]\]: needed .* public names in ops or optim or nn",
         ),
         ('ops = ["halve"]\n', 'ops = ["halve"]\nnn = ["halve"]\n', r"two descriptions have a public name 'halve'"),
     ],

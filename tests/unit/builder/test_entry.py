@@ -123,5 +123,5 @@ def test_a_size_that_no_file_may_have_is_refused_with_nothing_read(tmp_path: Pat
 
 def test_the_entry_of_another_key_is_not_taken(tmp_path: Path) -> None:
     """Sixteen digits name the folder; the whole key must agree."""
-    with pytest.raises(NotWhole, match="is that of"):
+    with pytest.raises(NotWhole, match="of another build"):
         verify(make_entry(tmp_path / "e"), KEY.digest[:16] + "0" * 48, owner=os.getuid())
