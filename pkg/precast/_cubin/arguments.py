@@ -22,7 +22,7 @@ def pack(name: str, parameters: Sequence[str], values: Sequence[Any]) -> list[An
     ]
 
 
-def sizes(what: str, given: Sequence[Any]) -> tuple[int, int, int]:
+def sizes(what: str, given: Any) -> tuple[int, int, int]:
     """Pads one to three sizes to three."""
     listed = isinstance(given, Sequence) and 1 <= len(given) <= 3
     if not listed or any(not isinstance(size, int) or size < 0 for size in given):

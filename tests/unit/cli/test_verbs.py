@@ -82,7 +82,7 @@ def test_cache_verify_names_what_is_damaged(precast: Precast, cache: Cache) -> N
     status, out, _ = precast("cache", "verify")
     assert status == 1 and str(file.parent) in out and "3 entries, 1 damaged" in out
     found = json.loads(precast("cache", "verify", "--json")[1])
-    assert found["entries"] == 3 and "has 5 bytes, 7 in meta.json" in found["damaged"][0]["problem"]
+    assert found["entries"] == 3 and "has 5 bytes; meta.json says 7" in found["damaged"][0]["problem"]
     assert file.exists(), "verify removes nothing"
 
 

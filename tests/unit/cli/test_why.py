@@ -79,7 +79,7 @@ def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
     assert found is not None
     found.write_bytes(b"other")
     out = precast(*ask)[1]
-    assert "its entry is damaged and will be made again: softmax.cubin has 5 bytes, 4 in meta.json" in out
+    assert "its entry is damaged and will be made again: softmax.cubin has 5 bytes; meta.json says 4" in out
 
 
 def device_key(family: str, target: str) -> BuildKey:
@@ -152,7 +152,7 @@ def test_warm_builds_for_gpus_elsewhere_without_a_gpu(
 @pytest.mark.parametrize(
     ("nvrtc", "arch", "said"),
     [
-        (None, "sm_121", "needed  an NVRTC"),
+        (None, "sm_121", "needed  NVRTC, the library"),
         ("12.6.85", "sm_121", "which knows 5.0"),
         ("13.0.88", "sm_70", "sm_70 cannot"),
         (None, "sm_999", "there is no GPU target sm_999 to build for"),
