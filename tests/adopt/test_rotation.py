@@ -277,7 +277,7 @@ def test_what_an_attention_gives_to_the_rotation_is_read_from_its_source(body: s
 def test_how_an_attention_calls_the_rotation_is_read_from_its_source(body: str, found: Any, tmp_path: Path) -> None:
     forward = written(tmp_path, "forward(self, x, cos, sin)", body)
     if found is None:
-        with pytest.raises(Unreadable, match="does not call apply_rotary_pos_emb with heads and two tables"):
+        with pytest.raises(Unreadable, match="does not call apply_rotary_pos_emb in one way"):
             flow.called(forward, "apply_rotary_pos_emb")
     else:
         assert flow.called(forward, "apply_rotary_pos_emb") == found

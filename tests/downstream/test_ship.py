@@ -151,10 +151,10 @@ BROKEN = [
     ("sha256 = ", 'sha256 = "12"\nbefore = ', "needed 64 hexadecimal digits, found '12'"),
     ('torch = ["', 'torch = ["9', "not a torch that is known"),
     ("[[package]]", '[[package]]\ncuda = ["cu999"]', "not a CUDA label: 'cu999'"),
-    ("[[package]]", "[[package]]\ncuda = []", "no torch or no label is named"),
+    ("[[package]]", "[[package]]\ncuda = []", "needed a torch and a label"),
     ("[[package]]", '[[package]]\nshell = "rm"', "unknown keys: shell"),
     ("[[package]]", 'shell = "rm"\n[[package]]', "unknown keys: shell"),
-    ('"test_threads.py"', '"test_gone.py"', "list[orphan-ops].tests: no "),
+    ('"test_threads.py"', '"test_gone.py"', "list[orphan-ops].tests: there is no file "),
 ]
 
 
