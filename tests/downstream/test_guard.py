@@ -423,7 +423,7 @@ def test_of_two_nvrtcs_the_one_that_serves_more_drivers_serves(tmp_path: Path) -
         assert info.device == old.folders["ops/_C"].device and set(data.values()) == {b"12.8.93"}
         assert merging.same_files(group)[0] == old.rest, "the module has the numbers of these images"
     more = of_device(tmp_path, "more", *new.folders["ops/_C"].device, image("compute_100", "13.0.88", "d"))
-    with pytest.raises(KernelError, match=r"compute_100.ptx in .*more, and not in .*old\n  needed  .* serves more drivers"):
+    with pytest.raises(KernelError, match=r"compute_100.ptx in .*more, and not in .*old\n  needed  .* more drivers"):
         merging._merged([old, more], "ops/_C")
     apart = of_device(tmp_path, "apart", image("compute_70", "13.0.88", "e"))
     assert len(merging._merged([new, apart], "ops/_C")[0].device) == 2, "other targets are joined"

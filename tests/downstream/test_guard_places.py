@@ -271,7 +271,7 @@ def test_a_torch_that_is_stated_for_no_library_or_twice_is_refused(
     assert "found   ops/one/_ops.so, ops/two/_more.so\n" in said
     said = refused(capsys, tmp_path / "out", wheel, "--torch", this_torch(), "--torch", "ops/one/*=2.3")
     assert "ops/one/_ops.so cannot be guarded\n  found   a build for torch 2.3\n" in said, "nothing stands in for it"
-    for torches, why in ((("2.13", "2.12"), "2.13.0 and 2.12.0 for all libraries"), (("*=new",), "not a torch version")):
+    for torches, why in ((("2.13", "2.12"), "2.13.0 and 2.12.0 for all"), (("*=new",), "not a torch version")):
         options = [f"--torch={text}" for text in torches]
         with pytest.raises(SystemExit):
             build_main.main(["guard", str(wheel), *options, "-o", str(tmp_path / "out")])
