@@ -118,5 +118,5 @@ def test_case_3_register_your_own_extension() -> None:
 
 
 def test_the_class_without_an_implementation_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"MyExtension leaves assert_compatible, build_aot, build_jit, .* open"):
+    with pytest.raises(TypeError, match="MyExtension does not define assert_compatible, build_aot, build_jit, "):
         run(CASE_3)

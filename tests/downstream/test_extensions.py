@@ -49,7 +49,7 @@ def test_extensions_of_every_kind_are_taken() -> None:
         ([StableExtension("my_ops.sc-ale", [])], "a module of a package"),
         ([StableExtension("my_ops.sc\u00e4le", [])], "a module of a package"),
         ([StableExtension("my_ops.scale", []), StableExtension("my_ops.scale", [])], "two extensions of that name"),
-        (["my_ops.scale"], "an extension of setuptools, or what has build_aot"),
+        (["my_ops.scale"], "a setuptools extension, or an object with build_aot"),
     ],
 )
 def test_what_cannot_be_built_is_refused(extensions: list[object], words: str) -> None:

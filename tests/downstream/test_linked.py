@@ -216,7 +216,7 @@ def test_what_cannot_be_linked_is_refused(
     elsewhere = {f"more/{pair.soname}": pair.inner(8, source=INNER + OPS), "more/__init__.py": INIT}
     apart = {name: data for name, data in files.items() if ".libs" not in name} | elsewhere
     said = refused(capsys, tmp_path / "out", make(apart), *torch)
-    assert f"found   that it links more/{pair.soname}, of another package" in said
+    assert f"found   a link to more/{pair.soname} of another package" in said
     named = {f"ops/_C{SUFFIX}": pair.outer(soname="libnew.so"), "ops.libs/libnew.so": pair.inner(8)}
     monkeypatch.setattr(linked.shutil, "which", lambda *_, **__: None)
     said = refused(capsys, tmp_path / "out", make({"ops/__init__.py": INIT, **named}), *torch)
@@ -311,6 +311,6 @@ def test_a_library_that_only_ctypes_can_open_stays_where_it_is(
     outside = library(tmp_path, calls, str(tmp_path / "torch.so"), torch_linked=False)
     more = {"ops/lib/libwith_torch.so": (tmp_path / "torch.so").read_bytes(), "ops/lib/libtwice.so": outside}
     said = refused(capsys, tmp_path / "no", make({**files, **more}), *torch)
-    assert "found   that it links ops/lib/libwith_torch.so, which gets a guard" in said
+    assert "found   a link to ops/lib/libwith_torch.so, which a guard replaces" in said
     violations, _ = audit.audit(changed(wheel, "ops/lib/libalone.so", lambda _: (tmp_path / "torch.so").read_bytes()))
     assert [one.reason for one in violations] == ["unguarded"]

@@ -151,10 +151,10 @@ BROKEN = [
     ("sha256 = ", 'sha256 = "12"\nbefore = ', "needed 64 hexadecimal digits, found '12'"),
     ('torch = ["', 'torch = ["9', "not a torch that is known"),
     ("[[package]]", '[[package]]\ncuda = ["cu999"]', "not a CUDA label: 'cu999'"),
-    ("[[package]]", "[[package]]\ncuda = []", "no torch or no label is named"),
-    ("[[package]]", '[[package]]\nshell = "rm"', "nobody reads shell"),
-    ("[[package]]", 'shell = "rm"\n[[package]]', "nobody reads shell"),
-    ('"test_threads.py"', '"test_gone.py"', "list[orphan-ops].tests: no "),
+    ("[[package]]", "[[package]]\ncuda = []", "needed a torch and a label"),
+    ("[[package]]", '[[package]]\nshell = "rm"', "unknown keys: shell"),
+    ("[[package]]", 'shell = "rm"\n[[package]]', "unknown keys: shell"),
+    ('"test_threads.py"', '"test_gone.py"', "list[orphan-ops].tests: there is no file "),
 ]
 
 
@@ -180,7 +180,7 @@ def test_two_entries_for_one_label_are_refused(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(entry + entry + 'cuda = ["cu130"]\n')
     assert [one.label for one in orders.read(tmp_path / "list")] == ["cpu", "cu130"]
     (tmp_path / "list").write_text(entry * 2)
-    with pytest.raises(MatrixError, match="a is there twice for cpu"):
+    with pytest.raises(MatrixError, match="a is listed twice for cpu"):
         orders.read(tmp_path / "list")
 
 

@@ -79,7 +79,7 @@ def cut_ptx(lab: Lab) -> str:
 def no_xz(lab: Lab) -> str:
     site = shipped(lab, sm_90=fakes.cubin(90))
     replace(site, "sm_90.cubin", lambda data: b"text" * 25, honest=True)
-    return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "damaged", "not an .xz of ours")
+    return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "damaged", "not an .xz that precast packed")
 
 
 @fault("cut-xz", "an .xz that ends early", how="hash right, half of the stream", lost="the op")

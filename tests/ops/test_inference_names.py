@@ -153,7 +153,7 @@ def test_eight_bits(module: Any, dtype: Any) -> None:
     found = bits.view(torch.float8_e5m2).float()
     assert found[:3].tolist() == [57344.0, -57344.0, 57344.0] and found[3].isnan()
     for bad in ((x, wide), (narrow, narrow), (x, narrow[:4])):
-        with pytest.raises(ValueError, match="needed one shape, and uint8 for one of them alone"):
+        with pytest.raises(ValueError, match="needed the same shape, and uint8 for exactly one of them"):
             module.convert_fp8(*bad)
     pair = [cache.byte() for cache in caches()]
     with pytest.raises(RuntimeError, match=r"no kernel for caches of 8 bits|dtypes match"):  # by torch: its own words

@@ -96,8 +96,8 @@ def test_a_pool_that_is_too_small_changes_nothing() -> None:
 def test_bad_arguments() -> None:
     cache = made()
     a = cache.add()
-    for sequences, tokens in (([a, a], 1), ([a], 0)):
-        with pytest.raises(ValueError, match="needed 1 or more, and each once"):
+    for sequences, tokens, said in (([a, a], 1, "needed each number once"), ([a], 0, "tokens is 0; needed 1 or more")):
+        with pytest.raises(ValueError, match=said):
             cache.append(sequences, tokens)
     with pytest.raises(KeyError, match="there is no sequence 7"):
         cache.fork(7)

@@ -149,7 +149,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
         "targets",
         "_v4",
     ),
-    "device code as it is": (replace(PTX, lzma.decompress), "targets", "not an .xz of ours"),
+    "device code as it is": (replace(PTX, lzma.decompress), "targets", "not an .xz that precast packed"),
     "device code behind device code": (replace(PTX, lambda data: data + data), "targets", "behind the end"),
     "device code cut short": (replace(PTX, lambda data: data[:3000]), "targets", "ends early"),
     "device code that unpacks without end": (
@@ -157,7 +157,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
         "targets",
         "more than",
     ),
-    "another size than claimed": (edit_image("compute_90", content_bytes=9**7), "targets", f"{9**7} in the manifest"),
+    "another size than claimed": (edit_image("compute_90", content_bytes=9**7), "targets", f"{9**7}"),
     "another image than claimed": (edit_image("sm_80", content_sha256="0" * 64), "targets", "of the unpacked image"),
     "images that overlap": (edit_image("sm_80", offset=1), "manifest", "'device/rms_norm.sm_80.cubin' needed at"),
     "images that no entry names": (drop_device("sm_80"), "targets", "unpacks to more than the"),

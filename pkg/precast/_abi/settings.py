@@ -73,14 +73,14 @@ def _release(text: str) -> Release:
     try:
         return Release.parse(text)
     except ValueError:
-        raise ValueError("a minor such as '2.6'") from None
+        raise ValueError("a minor version such as '2.6'") from None
 
 
 def _label(text: str) -> Label:
     try:
         return Label.parse("" if text == "default" else text)
     except ValueError:
-        raise ValueError("'cpu', 'default' or one such as 'cu130'") from None
+        raise ValueError("'cpu', 'default' or a label such as 'cu130'") from None
 
 
 def _index_url(text: str) -> str | None:
@@ -200,5 +200,5 @@ class Settings:
         except ValueError as error:
             raise ValueError(f"{refusal}: {error}") from None
         if not found:
-            raise ValueError(f"{refusal}: it names no GPU architecture")
+            raise ValueError(f"{refusal}: it names no GPU architecture; needed one such as '9.0'")
         return found

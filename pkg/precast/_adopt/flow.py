@@ -30,7 +30,7 @@ def logits_of(forward: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     named = len(made) == 1 and len(made[0].targets) == 1 and isinstance(made[0].targets[0], ast.Name)
     named = named and len(made[0].value.args) == 1 and not made[0].value.keywords  # type: ignore[attr-defined]
     if not named or _count(own, body, "lm_head") != 1:
-        raise Unreadable("its forward lacks exactly one line like logits = self.lm_head(hidden_states)")
+        raise Unreadable("its forward does not have exactly one line like logits = self.lm_head(hidden_states)")
     logits = made[0].targets[0].id  # type: ignore[attr-defined]
     allowed, options, scales = {id(made[0].targets[0])}, list[str](), list[str]()
     for one in body.body:
@@ -116,7 +116,7 @@ def called(forward: Any, function: str) -> tuple[int, int]:
         else:
             found |= {(0, 0), (1, 1)}
     if len(found) != 1 or len(named) != len(calls):
-        raise Unreadable(f"its forward does not call {function} with heads and two tables, always in one way")
+        raise Unreadable(f"its forward does not call {function} in one way, as (q, k, cos, sin) or as (x, cos, sin)")
     return found.pop()
 
 
@@ -157,7 +157,7 @@ def straight(function: Any, name: str) -> tuple[Any, ...]:
     names = _names_in_formula(function, function.__code__)
     found = [straight(function.__globals__.get(one), one) for one in names if one != "torch"]
     if "torch" in names and function.__globals__.get("torch") is not torch:
-        raise Unreadable(f"{name} is no formula: its torch is another module")
+        raise Unreadable(f"{name} does more than plain arithmetic: the name torch in its file is another module")
     return tuple(dict.fromkeys([function, *itertools.chain(*found)]))
 
 
@@ -168,10 +168,10 @@ def _names_in_formula(function: Any, _: types.CodeType) -> tuple[str, ...]:
     for one in body.body:
         text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
         if not text and not isinstance(one, (ast.Assign, ast.Return)):
-            raise Unreadable(f"{function.__name__} is no formula: {ast.unparse(one).splitlines()[0]}")
+            raise Unreadable(f"{function.__name__} does more than plain arithmetic: {ast.unparse(one).splitlines()[0]}")
         for node in () if text else list(ast.walk(one))[1:]:
             if not _is_formula(node):
-                raise Unreadable(f"{function.__name__} is no formula: {ast.unparse(node)}")
+                raise Unreadable(f"{function.__name__} does more than plain arithmetic: {ast.unparse(node)}")
             if isinstance(node, ast.Name) and node.id not in function.__code__.co_varnames:
                 found[node.id] = None
     return tuple(found)

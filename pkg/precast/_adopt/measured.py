@@ -128,7 +128,7 @@ def _with_cache(model: Module, batch: Batch) -> Outputs:
     first = _call(model, {"input_ids": ids[:, :-2], "attention_mask": before, "use_cache": True})
     given = {key: first[key] for key in _CACHES if key in list(first) and takes(model, key)}
     if not given or "logits" not in list(first):
-        raise _Absent("the model returns none")
+        raise _Absent("the model returns no cache")
     second = _call(model, {"input_ids": ids[:, -2:], "attention_mask": mask, **given})
     return {"logits, from a cache": second["logits"]}
 
@@ -146,7 +146,7 @@ def _gradients(model: Module, batch: Batch) -> Outputs:
     """By parameter, of the loss, or of a fixed random sum of the outputs if there is no loss."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
-        raise _Absent("no parameter requires one")
+        raise _Absent("no parameter requires a gradient")
     outputs = _tensors(_call(model, batch))
     if "loss" in outputs:
         objective = outputs["loss"]
@@ -155,7 +155,7 @@ def _gradients(model: Module, batch: Batch) -> Outputs:
         weights = [torch.randn(y.shape[1:], generator=generator, device="cpu").to(y) for y in outputs.values()]
         parts = [(y * w).sum() for y, w in zip(outputs.values(), weights, strict=True) if y.requires_grad]
         if not parts:
-            raise _Absent("no output has one")
+            raise _Absent("no output requires a gradient")
         objective = torch.stack([part.float() for part in parts]).sum()
     # Keep the graph: it may be part of a graph that the user still needs.
     found = torch.autograd.grad(objective, list(named.values()), retain_graph=True, allow_unused=True)

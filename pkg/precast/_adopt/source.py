@@ -187,7 +187,9 @@ def rewritten(function: Any, change: ast.NodeTransformer) -> Any:
             for cell in function.__closure__ or ()
         )
         if cells == (function.__closure__ or ()):
-            raise Unreadable(f"a decorator of {function.__name__} does not say which function it calls")
+            raise Unreadable(
+                f"a decorator of {function.__name__} does not hold the function that it wraps in its closure"
+            )
     copied = types.FunctionType(code, function.__globals__, None, function.__defaults__, cells)
     copied.__qualname__, copied.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
     return copied

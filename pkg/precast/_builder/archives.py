@@ -42,7 +42,7 @@ def open_zip(path: Path, most: int | None = None) -> Iterator[Zip]:
     with _regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
-            raise BadArchive(f"{size} bytes, more than the {most} that are read")
+            raise BadArchive(f"an archive of {size} bytes, more than the limit of {most}")
         try:
             with zipfile.ZipFile(_AtOnce(file)) as archive:
                 yield Zip(archive, size, most)
@@ -68,7 +68,7 @@ class Zip:
         whole = sum(file.file_size for file in self.files)
         limit = size * _GROWTH[0] + _GROWTH[1]
         if whole > min(limit, limit if most is None else most):
-            raise BadArchive(f"a bomb: {size} bytes that unpack to {whole}")
+            raise BadArchive(f"a zip bomb: {size} bytes that unpack to {whole}")
 
     def pieces(self, member: zipfile.ZipInfo) -> Iterator[bytes]:
         """The content of a member, up to the size in its header. BadZipFile if the content does not match it."""
@@ -103,7 +103,7 @@ def _check_names(names: list[str], files: set[str]) -> None:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
         if len(files) + len(folders) > _ZIP_MEMBERS:
-            raise BadArchive(f"{len(files)} files in more than {_ZIP_MEMBERS - len(files)} folders")
+            raise BadArchive(f"{len(files)} files and {len(folders)} folders, more than {_ZIP_MEMBERS} together")
 
 
 def _check_member(member: zipfile.ZipInfo) -> None:
@@ -113,11 +113,13 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     if name != member.orig_filename or "\\" in name or any(part in {"", ".", ".."} for part in parts):
         raise BadArchive(f"the member {member.orig_filename[:80]!r} is not a plain path inside the archive")
     if len(name) > _NAME_CHARACTERS or len(parts) > _NAME_FOLDERS:
-        raise BadArchive(f"the name {name[:80]!r}... has {len(name)} characters in {len(parts)} folders")
+        most = f"needed at most {_NAME_CHARACTERS} and {_NAME_FOLDERS}"
+        raise BadArchive(f"the name {name[:80]!r}... has {len(name)} characters in {len(parts)} folders; {most}")
     if stat.S_IFMT(member.external_attr >> 16) not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        raise BadArchive(f"the member {name!r} is a link or a device")
+        raise BadArchive(f"the member {name!r} is a link or a device, not a plain file or folder")
     if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
-        raise BadArchive(f"the member {name!r} is encrypted, or compressed by method {member.compress_type}")
+        found = "encrypted" if member.flag_bits & _ENCRYPTED else f"compressed by method {member.compress_type}"
+        raise BadArchive(f"the member {name!r} is {found}; needed a member that is only stored or deflated")
 
 
 @contextmanager
@@ -140,7 +142,7 @@ def _headers() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise BadArchive(f"a header of the archive: {error}") from error
+        raise BadArchive(f"a header of the archive cannot be read: {error}") from error
 
 
 class Tar:
@@ -163,7 +165,7 @@ class Tar:
             raise BadArchive(f"{member.name!r} is a link, a folder or a device, not a plain file")
         stream = self._archive.extractfile(member)
         if stream is None or member.sparse is not None:
-            raise BadArchive(f"{member.name!r} is not stored as a plain file")
+            raise BadArchive(f"{member.name!r} is a sparse file, not a plain file")
         self._source.left += member.size
         while piece := stream.read(PIECE):
             yield piece
@@ -198,7 +200,7 @@ def _unpacked_xz(file: IO[bytes]) -> Iterator[bytes]:
     try:
         import lzma
     except ImportError as error:
-        raise BadArchive(f"an .xz, and this Python has no lzma: {error}") from error
+        raise BadArchive(f"an .xz archive, and this Python has no module lzma: {error}") from error
     reader = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
     while not reader.eof:
         packed = file.read(PIECE) if reader.needs_input else b""
@@ -220,7 +222,7 @@ class _AtOnce(io.BufferedReader):
         to_the_end = size is None or size < 0
         data = super().read(_INDEX_BYTES + 1 if to_the_end else min(size or 0, _INDEX_BYTES + 1))
         if len(data) > _INDEX_BYTES:
-            raise BadArchive(f"an index of more than {_INDEX_BYTES} bytes")
+            raise BadArchive(f"an index of members of more than {_INDEX_BYTES} bytes")
         return data
 
 
@@ -254,7 +256,7 @@ class _Forwards(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         if size < 0 or size > self.left:
-            raise BadArchive(f"{size} bytes of headers and other files, more than the {self.left} that are read")
+            raise BadArchive(f"{size} bytes of headers and skipped files, more than the limit of {self.left}")
         found = bytearray()
         while len(found) < size and (piece := self._take(size - len(found))):
             found += piece
@@ -272,5 +274,5 @@ class _Forwards(io.RawIOBase):
         self._at += len(piece)
         self.left -= len(piece)
         if self.left < 0:
-            raise BadArchive("more headers and other files than are read")
+            raise BadArchive(f"headers and skipped files of more than {_TAR_HEADER_BYTES} bytes")
         return piece

@@ -120,7 +120,7 @@ def _require_lzma() -> None:
         raise KernelError(
             "device code cannot be packed for a wheel",
             found=f"a Python without lzma ({sys.executable}): {why}",
-            needed="one that was compiled with liblzma",
+            needed="a Python that was compiled with liblzma",
             fix=[
                 "apt-get install -y liblzma-dev  # then compile Python again",
                 "uv venv --managed-python  # then build there",
@@ -160,7 +160,7 @@ def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] |
         raise KernelError(
             f"the device code of +{spec.label} needs NVRTC {spec.nvrtc}",
             found=looked_at,
-            needed=f"exactly {spec.nvrtc}, as matrix.toml says",
+            needed=f"exactly NVRTC {spec.nvrtc}, as matrix.toml says",
             fix=f'{pip.install_command()} "{spec.requirement}"',
         )
     return found

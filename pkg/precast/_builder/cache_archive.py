@@ -75,7 +75,7 @@ def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
         raise KernelError(
             f"{archive}: the archive cannot be written",
             found=str(error),
-            needed="a Python with this compression, or an archive without one"
+            needed="a Python with this compression, or an archive without compression"
             if plain
             else "a folder that this user can write, with space left, and builds that can be read",
             fix=f"python -m precast export-cache {shlex.quote(other)}",
@@ -107,7 +107,7 @@ def import_cache(archive: Path, cache: Cache) -> tuple[tuple[Item, ...], tuple[I
                 if member.name in added:
                     _store(archive, tar, member, added[member.name], cache, Path(folder))
     except (BadArchive, OSError) as error:
-        raise _refusal(archive, str(error), "a readable archive of export-cache") from error
+        raise _refusal(archive, str(error), "an archive that export-cache wrote") from error
     return tuple(added.values()), tuple(item for item in items if item.member not in added)
 
 
@@ -116,17 +116,18 @@ def _checked(archive: Path, tar: Tar) -> tuple[Item, ...]:
     members = iter(tar)
     first = next(members, None)
     if first is None or first.name != MANIFEST or not first.isreg() or first.size > _MANIFEST_BYTES:
-        raise _refusal(archive, f"{first.name if first else 'nothing'} as its first member", f"{MANIFEST}, a file")
+        needed = f"{MANIFEST}, a file of at most {_MANIFEST_BYTES} bytes, as its first member"
+        raise _refusal(archive, f"{first.name if first else 'nothing'} as its first member", needed)
     items = _parse(archive, b"".join(tar.pieces(first)))
     wanted = dict(items)
     for member in members:
         item = wanted.pop(member.name, None)
         if item is None:
-            raise _refusal(archive, f"the member {member.name!r}", "the files that its manifest names, once")
+            raise _refusal(archive, f"the member {member.name!r}", "only files that its manifest names, each once")
         if not member.isreg():
             raise _refusal(archive, f"{member.name!r}, which is a link, a folder or a device", "plain files")
         if member.size != item.bytes or _hash(tar.pieces(member)) != item.sha256:
-            raise _refusal(archive, f"{member.name!r} with another content than its manifest says", "equal hashes")
+            raise _refusal(archive, f"{member.name!r} with another content than its manifest says", "its size and hash")
     if wanted:
         raise _refusal(archive, f"no {min(wanted)!r}", "every file that its manifest names")
     return tuple(items.values())
@@ -137,11 +138,12 @@ def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
     try:
         entries = read.fields(read.parse_object(text.decode()), "$", _ARCHIVE)["entries"]
         items = [Item(BuildKey(entry.pop("name"), entry.pop("inputs")), **entry) for entry in entries]
-        named = {item.member: item for item in items}
-        if len(named) != len(items):
-            raise ValueError("an entry comes twice")
+        named: dict[str, Item] = {}
+        for item in items:
+            if named.setdefault(item.member, item) is not item:
+                raise ValueError(f"the entry {item.member!r} comes twice")
     except (ValueError, RecursionError) as error:
-        raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} of export-cache") from error
+        raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} from export-cache") from error
     return named
 
 

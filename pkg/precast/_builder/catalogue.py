@@ -152,4 +152,4 @@ def folder_of(name: str) -> Folder:
         families = ((family.name, *family.op_names) for family in folder.families)
         if name in folder.public or any(name in names for names in families):
             return folder
-    raise KeyError(f"no kernel family has {name!r}")
+    raise KeyError(f"no kernel family, op or public function is named {name!r}")

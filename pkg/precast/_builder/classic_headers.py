@@ -124,7 +124,7 @@ def _pins_for(abi: Exact) -> ClassicPins:
         raise KernelError(
             f"no host library can be built ahead of time for {abi}",
             found=f"pinned headers of torch {', '.join(map(str, known))}",
-            needed=f"those of torch {abi.release}",
+            needed=f"pinned headers of torch {abi.release}",
             fix=f"python -m tools headers --classic {abi.release}.0",
         )
     return known[abi.release]

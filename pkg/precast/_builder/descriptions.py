@@ -29,7 +29,7 @@ def read(csrc: Path) -> list[dict[str, Any]]:
             if given.count(name) > 1:
                 raise MatrixError(f"{csrc}: two descriptions have a {what} {name!r}")
     for name in {family for group in groups for family in group["families"]} - {*families}:
-        raise MatrixError(f"{csrc}: public names load {name!r}, and no description has such a family")
+        raise MatrixError(f"{csrc}: public names load the family {name!r}, which no description has")
     return found
 
 
@@ -44,7 +44,7 @@ def _folder(path: Path) -> dict[str, Any]:
     _replaces(table)
     public, late = _public(table), table.maybe("late", bool) or False
     if late and any(path.parent.name in group.get("ops", ()) for group in public):  # its module would hide the function
-        raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
+        raise MatrixError(f"{table.where}.public: a folder with late = true cannot have a function of its own name")
     families = table.table("family")
     described = [_family(name, families.table(name), path.parent.parent, late) for name in list(families.values)]
     table.finish()
@@ -58,7 +58,7 @@ def _public(table: Table) -> list[dict[str, tuple[str, ...]]]:
         found.append({key: group.texts(key) for key in ("families", *ROOMS) if key in group.values})
         group.finish()
         if len(found[-1]) < 2 or not found[-1].get("families"):
-            raise MatrixError(f"{group.where}: needed families, and public names under one of {', '.join(ROOMS)}")
+            raise MatrixError(f"{group.where}: needed the key families, and public names in {' or '.join(ROOMS)}")
     return found
 
 
@@ -95,7 +95,7 @@ def _replaces(table: Table) -> dict[str, dict[str, str]]:
     found = {}
     for name in list(inner.values):
         if name not in functions:
-            raise MatrixError(f"{inner.where}: {name} is not public")
+            raise MatrixError(f"{inner.where}: {name} is no public function; there are {', '.join(functions)}")
         words = inner.table(name)
         found[name] = {key: text for key in ELSEWHERE if (text := words.maybe(key, str)) is not None}
         words.finish()

@@ -93,7 +93,7 @@ def define_lines(defines: Mapping[str, str]) -> bytes:
     """Parameters of a variant, as lines before the source: NVRTC's own header breaks on one-letter -D options."""
     for name, value in defines.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or "\n" in value:
-            raise ValueError(f"not a definition: {name!r} = {value!r}")
+            raise ValueError(f"not a macro: {name!r} = {value!r}; needed a C identifier and a value in one line")
     return "".join(f"#define {name} {value}\n" for name, value in sorted(defines.items())).encode()
 
 

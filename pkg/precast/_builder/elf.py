@@ -141,7 +141,7 @@ class _Elf:
         for index in range(count):
             kind, flags, offset, address, _, length, memory, align = self.unpack("<IIQQQQQQ", start + index * size)
             if offset + length > len(self.data):
-                raise ElfError(f"segment {index} ends at byte {offset + length} of {len(self.data)}")
+                raise ElfError(f"segment {index} ends at byte {offset + length}, and the file at {len(self.data)}")
             yield Segment(kind, flags, offset, address, length, memory, align)
 
     @cached_property
@@ -159,7 +159,7 @@ class _Elf:
                 "<IIQQQQIIQQ", start + index * size
             )
             if kind not in {0, _SHT_NOBITS} and offset + length > len(self.data):
-                raise ElfError(f"section {index} ends at byte {offset + length} of {len(self.data)}")
+                raise ElfError(f"section {index} ends at byte {offset + length}, and the file at {len(self.data)}")
             found.append(_Section(name, kind, address, offset, length, link, entry, info))
         return tuple(found)
 
@@ -168,7 +168,7 @@ class _Elf:
         end = table.offset + table.size
         start = table.offset + offset
         if not table.offset <= start < end:
-            raise ElfError(f"a name lies at {offset} of a string table of {table.size} bytes")
+            raise ElfError(f"a name begins at byte {offset} of a string table of {table.size} bytes")
         stop = self.data.find(b"\0", start, end)
         if stop < 0:
             raise ElfError("a name does not end inside its string table")
@@ -184,7 +184,7 @@ class _Elf:
     def strings_of(self, section: _Section) -> _Section:
         """The string table that a section refers to."""
         if section.link >= len(self.sections):
-            raise ElfError(f"a section refers to section {section.link} of {len(self.sections)}")
+            raise ElfError(f"a section refers to section {section.link}, and there are {len(self.sections)}")
         return self.sections[section.link]
 
     def of_kind(self, kind: int) -> Iterator[_Section]:
@@ -196,7 +196,7 @@ def read_cubin(data: bytes) -> CubinHeader:
     """Read the target of a cubin in either layout."""
     elf = _Elf(data)
     if elf.machine != EM_CUDA:
-        raise ElfError(f"the machine is {elf.machine}, and a cubin has {EM_CUDA}")
+        raise ElfError(f"the ELF machine is {elf.machine}, and that of a cubin is {EM_CUDA}")
     suffix: Suffix = ""
     if (elf.os_abi, elf.abi_version) == (51, 7):
         suffix = "a" if elf.flags & _ACCELERATED_12 else ""
@@ -239,9 +239,9 @@ def read_shared_object(data: Data) -> ElfInfo:
     """Read the needs and exports of a shared library from its dynamic section, symbols and version needs."""
     elf = _Elf(data)
     if elf.kind != 3:
-        raise ElfError(f"the file type is {elf.kind}, and a shared library has 3")
+        raise ElfError(f"the ELF type is {elf.kind}, and that of a shared library is 3")
     if elf.machine not in MACHINES:
-        raise ElfError(f"the machine is {elf.machine}; known are {', '.join(MACHINES.values())}")
+        raise ElfError(f"the ELF machine is {elf.machine}; known are {', '.join(MACHINES.values())}")
     needed, soname, relative = _dynamic(elf)
     versions = tuple(dict.fromkeys(_needed_versions(elf)))
     names = [version for _, version in versions]
@@ -276,7 +276,7 @@ def read_sections(data: bytes, names: Collection[str]) -> dict[str, tuple[int, m
     elf = _Elf(data)
     at = elf.unpack("<H", 62)[0]
     if at >= len(elf.sections):
-        raise ElfError(f"the names of sections are in section {at} of {len(elf.sections)}")
+        raise ElfError(f"the names of sections are in section {at}, and there are {len(elf.sections)}")
     found = {}
     for section in elf.sections[1:]:
         name = elf.string(elf.sections[at], section.name)
@@ -366,7 +366,7 @@ def _listed(elf: _Elf, table: _Section, at: int, count: int, layout: str) -> Ite
     """The offset and the fields of each entry of a list, whose last field is the distance to the next entry."""
     for _ in range(count):
         if at + struct.calcsize(layout) > table.offset + table.size:
-            raise ElfError("the symbol versions run past their section")
+            raise ElfError("the list of symbol versions is longer than its section")
         elf.spend(struct.calcsize(layout))
         fields = elf.unpack(layout, at)
         yield at, fields

@@ -80,14 +80,14 @@ class Meta:
     def from_json(cls, data: bytes) -> Meta:
         """Read the file; NotWhole for anything but the output of :meth:`to_json`."""
         if len(data) > _META_BYTES:
-            raise NotWhole(f"{META} has {len(data)} bytes")
+            raise NotWhole(f"{META} has {len(data)} bytes, more than {_META_BYTES}")
         try:
             found = read.fields(read.parse_object(data.decode()), "$", _META)
             digest = BuildKey("", found["inputs"]).digest
         except (ValueError, RecursionError) as error:
             raise NotWhole(f"{META}: {error}") from error
         if digest != found["key"]:
-            raise NotWhole(f"{META} holds the inputs of {digest[:16]}, and says {found['key'][:16]}")
+            raise NotWhole(f"{META} has the key {found['key'][:16]}, and inputs with the key {digest[:16]}")
         del found["schema"]
         return cls(size=found.pop("bytes"), **found)
 
@@ -100,7 +100,7 @@ def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] 
     try:
         meta = read_meta(entry, owner=owner)
         if meta.key != digest:
-            raise NotWhole(f"{META} is that of {meta.key[:16]}")
+            raise NotWhole(f"{META} has the key {meta.key[:16]} of another build")
         return check_payload(entry, meta, owner=owner), meta
     except NotWhole:
         if not os.path.lexists(entry):
@@ -139,7 +139,7 @@ def _is_payload(name: str) -> bool:
 
 def _seconds(value: object, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
-        raise read.ManifestError(f"{where}: needed seconds, found {value!r}")
+        raise read.ManifestError(f"{where}: needed a number of seconds from 0 on, found {value!r}")
     return float(value)
 
 

@@ -80,18 +80,18 @@ def _images(content: memoryview) -> Iterator[tuple[_Image, memoryview | None]]:
         at = found.start()
         magic, _, header, size = _unpack(_HEADER, content, at)
         if magic != _MAGIC:
-            raise FatbinError(f"the magic number at {at} is {magic:#x}, not {_MAGIC:#x}")
+            raise FatbinError(f"the magic number at byte {at} is {magic:#x}, not {_MAGIC:#x}")
         end = at + header + size
         if end > len(content):
-            raise FatbinError(f"a fat binary ends at byte {end} of {len(content)}")
+            raise FatbinError(f"a fat binary ends at byte {end}, and its section at {len(content)}")
         at += header
         while at < end:
             kind, _, header, size, _, _, minor, major, arch, _, _, flags, _, _ = _unpack(_ENTRY, content, at)
             if header < _ENTRY.size or at + header + size > end:
-                raise FatbinError(f"an entry at {at} ends behind its fat binary")
+                raise FatbinError(f"the entry at byte {at} is longer than its fat binary")
             left -= 1
             if left < 0:
-                raise FatbinError(f"more than {_MOST_IMAGES} entries")
+                raise FatbinError(f"more than {_MOST_IMAGES} entries in a fat binary")
             if kind == _PTX:
                 isa = CudaVersion(*_FIRST_TOOLKIT.get((major, minor), (major + 4, minor)))
                 yield _Image(_target(kind, arch, flags), isa, None), None
@@ -131,7 +131,7 @@ def _attributes(listed: memoryview) -> Iterator[int]:
 
 def _unpack(layout: struct.Struct, content: memoryview, at: int) -> tuple[int, ...]:
     if at + layout.size > len(content):
-        raise FatbinError(f"it ends at byte {len(content)}, and a header lies at {at}")
+        raise FatbinError(f"its section ends at byte {len(content)}, and a header lies at {at}")
     return layout.unpack_from(content, at)
 
 

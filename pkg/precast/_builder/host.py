@@ -355,7 +355,7 @@ def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> e
         raise BuildFailed(
             "the compiler is for another CPU architecture",
             found=f"a library for {info.machine}",
-            needed=f"one for {machine}",
+            needed=f"a library for {machine}",
             fix=["unset CXX", f"export CXX={machine}-linux-gnu-g++"],
         )
     exports = _ADAPTER_EXPORTS if torch else _LIBRARY_EXPORTS

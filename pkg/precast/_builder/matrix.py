@@ -155,8 +155,9 @@ def load(path: Path) -> Matrix:
 def parse(document: Mapping[str, Any]) -> Matrix:
     """Check a document. Unknown, missing and contradictory entries are MatrixErrors."""
     root = Table(document, "matrix.toml")
-    if root.take("schema", int) != SCHEMA:
-        raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
+    schema = root.take("schema", int)
+    if schema != SCHEMA:
+        raise MatrixError(f"matrix.toml.schema: needed {SCHEMA}, found {schema}")
     python, wheel, torch = root.table("python"), root.table("wheel"), root.table("torch")
     device, gpu = root.table("device"), root.table("gpu")
     machines, labels, events = root.table("machines"), root.table("labels"), root.table("events")
@@ -198,7 +199,7 @@ def _contradictions(matrix: Matrix) -> Iterator[str]:
     known = {spec.label.text for spec in matrix.labels}
     for cuda, label in matrix.without_label.items():
         if label.text not in known or cuda in known:
-            yield f"torch.without_label.{cuda}: {label} must be a label, and {cuda} none"
+            yield f"torch.without_label.{cuda}: {label} must be in labels, and {cuda} must not"
     for release in matrix.releases:
         for machine, builds in release.builds.items():
             for build in builds:
@@ -249,26 +250,29 @@ def _cuda_label(
     driver.finish()
     table.finish()
     if table.parse("nvrtc", nvrtc, CudaVersion.parse) != cuda:
-        raise MatrixError(f"{table.where}.nvrtc: {nvrtc} is not the NVRTC of {label}")
+        raise MatrixError(f"{table.where}.nvrtc: needed an NVRTC of CUDA {cuda}, found {nvrtc}")
     if not reports:
         raise MatrixError(f"{table.where}.reports must not be empty; python -m tools nvrtc asks NVRTC {nvrtc}")
     floor = max(MINIMUM_CAPABILITY, min(reports))
     too_old = [str(target) for target in (*sass, *ptx) if target.capability < floor]
     if too_old or not sass or not ptx:
-        raise MatrixError(f"{table.where}: sass and ptx must not be empty, nor below {floor}: {too_old}")
+        found = ", ".join(too_old) or "an empty list"
+        raise MatrixError(f"{table.where}: needed GPUs from {floor} on in sass and in ptx, found {found}")
     unknown = [str(target) for target in (*sass, *ptx) if target.capability not in reports]
     if unknown:
         raise MatrixError(f"{table.where}: NVRTC {nvrtc} does not report {', '.join(unknown)}")
     by_rule = [min_driver(targets[0], cuda) for targets in (sass, ptx)]
     if drivers != by_rule:
-        raise MatrixError(f"{driver.where}: by the rules of CUDA it is {by_rule[0]} and {by_rule[1]}")
+        needed, found = (f"sass {pair[0]} and ptx {pair[1]}" for pair in (by_rule, drivers))
+        raise MatrixError(f"{driver.where}: needed {needed} by the rules of CUDA, found {found}")
     targets = _unique((*sass, *ptx), table)
     return LabelSpec(label, nvrtc, package, targets, max_bytes, not_built, reports=reports, isa=isa)
 
 
 def _unique(targets: tuple[GpuTarget, ...], table: Table) -> tuple[GpuTarget, ...]:
-    if len(set(targets)) != len(targets):
-        raise MatrixError(f"{table.where}: a target is listed twice")
+    twice = next((target for target in targets if targets.count(target) > 1), None)
+    if twice is not None:
+        raise MatrixError(f"{table.where}: the target {twice} is listed twice")
     return targets
 
 
@@ -284,9 +288,7 @@ def _event(name: str, table: Table, specs: tuple[LabelSpec, ...]) -> EventSpec:
     )
     table.finish()
     if unknown:
-        raise MatrixError(
-            f"{table.where}.labels: no such label: {', '.join(unknown)}; needed some of {', '.join(known)}"
-        )
+        raise MatrixError(f"{table.where}.labels: no such label: {', '.join(unknown)}; there are {', '.join(known)}")
     if event.tests not in ("torch", "torch, python", "torch, label"):
         raise MatrixError(
             f"{table.where}.tests: needed 'torch', 'torch, python' or 'torch, label', found {event.tests!r}"

@@ -90,7 +90,7 @@ def unpack(packed: bytes, content_bytes: int) -> bytes:
     if not ended:
         raise NotPacked(f"unpacks to more than the {content_bytes} bytes in the manifest")
     if len(content) < content_bytes:
-        raise NotPacked(f"unpacks to {len(content)} bytes, {content_bytes} in the manifest")
+        raise NotPacked(f"unpacks to {len(content)} bytes; the manifest says {content_bytes}")
     return content
 
 
@@ -99,7 +99,7 @@ def image(packed: bytes, offset: int, content_bytes: int, content_sha256: str) -
     end = offset + content_bytes
     content, _ = _read(packed, end)
     if len(content) < end:
-        raise NotPacked(f"unpacks to {len(content)} bytes, and the image ends at {end} in the manifest")
+        raise NotPacked(f"unpacks to {len(content)} bytes; the manifest says that the image ends at {end}")
     found = content[offset:end]
     if hashlib.sha256(found).hexdigest() != content_sha256:
         raise NotPacked("checksum mismatch of the unpacked image")
@@ -114,7 +114,7 @@ def _read(packed: bytes, most: int) -> tuple[bytes, bool]:
     try:
         content = reader.decompress(packed, max_length=most + 1)
     except lzma.LZMAError as error:
-        raise NotPacked(f"not an .xz of ours: {error}") from error
+        raise NotPacked(f"not an .xz that precast packed: {error}") from error
     if len(content) > most:
         return content[:most], False
     if not reader.eof:

@@ -84,7 +84,7 @@ def take(
             pieces.append(selected(whole, targets, settings))
         except NotPacked as error:
             again = f"python -m tools device --label {source.name} --out {folder}"
-            raise _refused(folder / device_name(source), str(error), "the images of its entries", again) from error
+            raise _refused(folder / device_name(source), str(error), "the images in parts.json", again) from error
     return joined(pieces)
 
 
@@ -96,8 +96,9 @@ def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
     found = {f"{file.family} {file.target}" for file in info.device}
     where = folder / MANIFEST
     if wanted != found or info.host:
-        named = ", ".join(sorted(wanted ^ found)) or "a host library"
-        raise _refused(where, f"differs in {named}", f"the {len(wanted)} images of +{spec.name}", again)
+        lacks, more = (f"no {one}" for one in sorted(wanted - found)), (f"{one} too" for one in sorted(found - wanted))
+        named = ", ".join([*lacks, *more]) or "a host library too"
+        raise _refused(where, named, f"the {len(wanted)} images of +{spec.name}", again)
     for file in info.device:
         if file.nvrtc != spec.nvrtc:
             raise _refused(folder / _name(file), f"NVRTC {file.nvrtc}", f"NVRTC {spec.nvrtc}", again)
@@ -113,7 +114,7 @@ def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
     if wanted != found or info.device:
         said = "; ".join(f"{file.path} for {file.machine} with {' '.join(file.families)}" for file in info.host)
         needed = f"{wanted[0][0]} for {machine}{' with all families' if families else ''}"
-        raise _refused(folder / MANIFEST, said or "nothing for a host", needed, again)
+        raise _refused(folder / MANIFEST, said or "no host library", needed, again)
     return Made(host=tuple(_checked(info.host, folder, again)), compilers=info.compilers)
 
 

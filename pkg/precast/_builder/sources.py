@@ -128,7 +128,7 @@ def _read(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise KernelError(
-            f"the kernel source {name} cannot be read", found=str(error), needed=str(path), fix=restore_fix()
+            f"the kernel source {name} cannot be read", found=str(error), needed=f"a readable {path}", fix=restore_fix()
         ) from error
 
 

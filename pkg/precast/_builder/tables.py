@@ -92,4 +92,4 @@ class Table:
     def finish(self) -> None:
         """Raise MatrixError if a key was not taken."""
         if self.values:
-            raise MatrixError(f"{self.where}: nobody reads {', '.join(sorted(self.values))}")
+            raise MatrixError(f"{self.where}: unknown keys: {', '.join(sorted(self.values))}")

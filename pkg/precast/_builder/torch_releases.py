@@ -68,7 +68,7 @@ def _release(table: Table, pythons: tuple[Release, ...], machines: tuple[str, ..
         if release.pypi[machine] not in {build.name for build in release.builds[machine]}:
             raise MatrixError(f"{table.where}.pypi: {machine} has no build {release.pypi[machine]}")
         if not release.pythons[machine]:
-            raise MatrixError(f"{table.where}.python: none of {', '.join(map(str, pythons))} on {machine}")
+            raise MatrixError(f"{table.where}.python: needed some of {', '.join(map(str, pythons))} for {machine}")
     return release
 
 
@@ -96,5 +96,5 @@ def _pythons(table: Table, known: tuple[Release, ...], machines: tuple[str, ...]
 def _range(table: Table, key: str, known: tuple[Release, ...]) -> tuple[Release, ...]:
     ends = table.all_parsed(key, Release.parse)
     if len(ends) != 2 or ends[0] > ends[1]:
-        raise MatrixError(f"{table.where}.{key}: needed the first and the last, found {list(map(str, ends))}")
+        raise MatrixError(f"{table.where}.{key}: needed a first and a last version, found {list(map(str, ends))}")
     return tuple(python for python in known if ends[0] <= python <= ends[1])

@@ -142,7 +142,7 @@ def _days(text: str) -> float:
     except ValueError:
         days = -1.0
     if not 0 <= days < 1e6:  # refuses NaN as well
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days; needed one such as 30")
     return days
 
 

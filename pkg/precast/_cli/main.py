@@ -41,7 +41,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         Path.cwd()
     except FileNotFoundError:  # torch's MKL would end the process
-        return _say(block("the current directory was deleted", fix="cd to another one"), status.FAILED)
+        return _say(block("the current directory was deleted", fix="cd to a folder that exists"), status.FAILED)
     try:
         parser = make_parser()
         _answer_shell(parser)

@@ -108,14 +108,14 @@ def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ..
         raise KernelUnavailable(
             f"there is no GPU target {' '.join(map(str, strange))} to build for",
             found=f"--arch {' '.join(map(str, targets))}",
-            needed=f"a GPU of compute capability {' '.join(map(str, _GPUS))}",
+            needed=f"targets of GPUs that exist: {', '.join(map(str, _GPUS))}",
             fix=f"precast warm --arch {min(_GPUS, key=lambda gpu: _distance(gpu, strange[0]))}",
         )
     if found is None:
         raise KernelUnavailable(
             f"device code for {' '.join(map(str, targets))} cannot be built",
             found=[line for line in builders.looked_at if line.startswith("nvrtc")] or "no NVRTC",
-            needed="an NVRTC",
+            needed="NVRTC, the library of CUDA that compiles device code",
             fix=fixes.install_nvrtc(examination.host),
         )
     unknown = [target for target in targets if target.capability not in found.targets]
@@ -163,5 +163,5 @@ def _targets(text: str) -> tuple[GpuTarget, ...]:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of jobs")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of jobs; needed 1 to 999999")
     return int(text)

@@ -40,7 +40,7 @@ def _one(where: str, kind: str, value: Any) -> Any:
         raise TypeError(f"{where} is a {kind}, and {value!r} is not a number")
     if hasattr(value, "data_ptr"):
         if kind not in ("u64", "b64"):
-            raise TypeError(f"{where} is a {kind}, and a tensor is passed as a pointer")
+            raise TypeError(f"{where} is a {kind}, and a tensor was given, which needs a pointer (u64)")
         return ctypes.c_uint64(value.data_ptr())
     if value is None and kind in ("u64", "b64"):
         return ctypes.c_uint64(0)

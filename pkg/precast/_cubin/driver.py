@@ -57,7 +57,7 @@ class LaunchShape:
             raise ValueError(f"shared_bytes is {shared_bytes}; needed 0 or more")
         uneven = self.cluster and [g for g, c in zip(grid, self.cluster, strict=True) if c == 0 or g % c]
         if uneven:
-            raise ValueError(f"a grid of {grid} does not divide into clusters of {self.cluster}")
+            raise ValueError(f"the grid is {grid}; needed a multiple of the cluster {self.cluster} in each dimension")
 
     @property
     def is_empty(self) -> bool:

@@ -135,6 +135,6 @@ def _damaged(where: str, what: str) -> KernelIncompatible:
     return KernelIncompatible(
         "the device code of an extension cannot be used",
         found=f"{where}: {what}",
-        needed="a file that a build wrote",
+        needed="the file as a build wrote it",
         fix="precast cache clear",
     )

@@ -127,7 +127,6 @@ def _device(name: str, values: Sequence[Any]) -> int:
     tensors: list[Tensor] = [value for value in values if isinstance(value, torch.Tensor)]
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
-        raise ValueError(
-            f"{name} takes tensors of one CUDA device; these are on {', '.join(sorted(map(str, devices))) or 'none'}"
-        )
+        found = f"tensors on {', '.join(sorted(map(str, devices)))}" if devices else "no tensor"
+        raise ValueError(f"{name} was given {found}; needed tensors of one CUDA device")
     return next(iter(devices)).index

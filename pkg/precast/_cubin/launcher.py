@@ -133,7 +133,7 @@ def _kernel(op: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
             for name in op["tensors"]:
                 if values[name].shape != first.shape and f"{name}_size_0" not in parameters:
                     shapes = f"{tuple(values[name].shape)}, and {op['tensors'][0]} {tuple(first.shape)}"
-                    raise RuntimeError(f"{what}: {name} has the shape {shapes}")
+                    raise RuntimeError(f"{what}: {name} has the shape {shapes}; needed one shape")
             return dict(kernel)
     wanted = {name: sorted({dict(k["parameters"])[name] for k in op["kernels"]}) for name in dtypes}
     name = next((name for name, dtype in dtypes.items() if dtype not in wanted[name]), op["tensors"][0])

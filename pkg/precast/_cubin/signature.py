@@ -83,18 +83,19 @@ def _kernel(op: Op, types: Mapping[str, str], name: str, sources: Mapping[str, s
     parameters = []
     for text in match[2].split(","):
         found = _PARAMETER.fullmatch(" ".join(text.replace("__restrict__", " ").split()))
-        why = "no plain pointer or number" if found is None else _why_not(op, types, found)
+        why = "not a plain pointer or number" if found is None else _why_not(op, types, found)
         if found is None or why:
             raise _bad(f"{op['name']} by {name} of {where}", f"the parameter {text.strip()!r}: {why}", _NEEDED)
         parameters.append([found["name"], _DTYPES[found["type"]] if found["pointer"] else ""])
     taken = {parameter for parameter, _ in parameters}
     lacking = [one for one in (*types, *(["out"] if op["returns"] else [])) if one not in taken]
     if lacking:
-        raise _bad(f"{op['name']} by {name} of {where}", f"no parameter {lacking[0]}", "one for each argument, and out")
+        needed = "a parameter for each argument of the schema, and out for its result"
+        raise _bad(f"{op['name']} by {name} of {where}", f"no parameter {lacking[0]}", needed)
     return {"name": name, "threads": int(match[1] or THREADS), "parameters": parameters}
 
 
-_NEEDED = "the names and types of the schema; out, n (of elements) and such as x_size_0 besides"
+_NEEDED = "the names and types of the schema's arguments, or out, n (number of elements) or one such as x_size_0"
 
 
 def _why_not(op: Op, types: Mapping[str, str], found: re.Match[str]) -> str:
@@ -106,9 +107,9 @@ def _why_not(op: Op, types: Mapping[str, str], found: re.Match[str]) -> str:
     if not kind:
         return "no argument of that name"
     if kind != "Tensor":
-        return "" if not pointer and found["type"] in _NUMBERS[kind] else f"no {kind}"
+        return "" if not pointer and found["type"] in _NUMBERS[kind] else f"not of the type {kind}"
     if not pointer or found["type"] not in _DTYPES:
-        return "no pointer to numbers that a tensor has"
+        return "not a pointer to numbers of a dtype of torch"
     writes = is_out or name in op["written"]
     return "" if writes or found["const"] else "not const, and the schema does not say that it is written"
 

@@ -48,12 +48,17 @@ def tensor_map(
     Parts of a box beyond an edge are read as zero and not written. The last dimension must be dense.
     """
     if tensor.device.type != "cuda" or not 1 <= tensor.dim() <= _MOST_DIMENSIONS or len(box) != tensor.dim():
-        raise ValueError(f"a CUDA tensor of 1 to 5 dimensions and as many sizes of a box are needed; box is {box}")
+        raise ValueError(
+            f"tensor has shape {tuple(tensor.shape)} on {tensor.device} and box is {box}; needed a CUDA tensor of 1 to "
+            f"{_MOST_DIMENSIONS} dimensions, and a size in box for each of them"
+        )
     kind = str(tensor.dtype).removeprefix("torch.")
-    if kind not in _TYPES or swizzle_bytes not in _SWIZZLES or l2_bytes not in _L2:
-        raise ValueError(f"TMA copies {', '.join(_TYPES)}; swizzle_bytes is None, 32, 64 or 128, l2_bytes also 256")
+    options = ("swizzle_bytes", swizzle_bytes, _SWIZZLES), ("l2_bytes", l2_bytes, _L2)
+    for name, found, known in (("the dtype of tensor", kind, _TYPES), *options):
+        if found not in known:
+            raise ValueError(f"{name} is {found}; needed one of {', '.join(map(str, known))}")
     if tensor.stride(-1) != 1:
-        raise ValueError(f"the last dimension has stride {tensor.stride(-1)}; TMA needs a dense one")
+        raise ValueError(f"the last dimension of tensor has stride {tensor.stride(-1)}; needed stride 1")
     rank, width = tensor.dim(), tensor.element_size()
     sizes = (ctypes.c_uint64 * rank)(*reversed(tensor.shape))
     strides = (ctypes.c_uint64 * rank)(*(stride * width for stride in reversed(tensor.stride()[:-1])))

@@ -55,7 +55,7 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                 raise PrebuiltRefused(
                     f"{package}.{name} cannot be unpacked",
                     found=f"a Python without lzma: {error}",
-                    needed="one that was compiled with liblzma",
+                    needed="a Python that was compiled with liblzma",
                     fix="uv venv --managed-python  # a Python with lzma; then install there",
                 ) from error
     if not found:

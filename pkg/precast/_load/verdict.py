@@ -46,7 +46,7 @@ def assert_not_pure() -> None:
     raise KernelUnavailable(
         "this installation has nothing prebuilt",
         found=FROM_SOURCE,
-        needed="a wheel with a label, or a build with CUDA_EXT=1",
+        needed="a release wheel, such as that of +cu130 or +cpu, or a build with CUDA_EXT=1",
         fix=prebuilt_fix(info) or "import the op from precast.kernel_loader, which builds missing kernels",
     )
 

@@ -142,6 +142,6 @@ def _written(info: BuildInfo, folder: str) -> bytes:
         raise KernelError(
             f"{folder}/{verify.MANIFEST} cannot be made",
             found=str(error),
-            needed="entries that a manifest can hold together",
+            needed="libraries and device code that one manifest can list",
             fix=REPORT,
         ) from error

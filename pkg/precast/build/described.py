@@ -64,7 +64,7 @@ def parse(data: bytes, where: str) -> Headers:
         raise KernelError(
             f"{where} cannot be read",
             found=found,
-            needed="headers, an empty line, a text",
+            needed="headers such as Name: my_ops, an empty line, a text",
             fix="build the wheel again",
         )
     return Headers(tuple((name, str(value)) for name, value in message.items()), str(message.get_payload()))

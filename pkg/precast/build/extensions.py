@@ -65,7 +65,7 @@ def ext_modules(*extensions: Any) -> list[Extension]:
     for extension in _flat(extensions):
         made = _made(extension)
         if not isinstance(made, Extension):
-            raise _bad(repr(extension), type(made).__name__, "an extension of setuptools, or what has build_aot()")
+            raise _bad(repr(extension), type(made).__name__, "a setuptools extension, or an object with build_aot()")
         known.append(made)
     refuse_names(known)
     return known
@@ -99,7 +99,7 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
     if torch is None:
         install = pip.install_command()
         fix = f"{install} torch && {install} --no-build-isolation ."
-        raise _bad(bound[0].name, "no torch in the environment of the build", "the torch that it is for", fix)
+        raise _bad(bound[0].name, "no torch in the environment of the build", "the torch to build for", fix)
     return f"{version}+{wheel.local_of(wheel.label_of_torch(torch), torch.version.release)}"
 
 

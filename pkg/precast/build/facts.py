@@ -53,7 +53,7 @@ def entry(library: xray.Library, torch: Exact | None, label: Label, floor: Stabl
         raise KernelError(
             f"{name} cannot be read",
             found=library.error,
-            needed="code that precast can read",
+            needed="an undamaged shared library",
             fix=["build it again, if the file is damaged", REPORT],
         )
     if bindings.brings_runtime(library.info):

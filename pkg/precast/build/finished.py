@@ -78,7 +78,7 @@ def read(path: Path, stated: Stated) -> Finished:
             raise _bad(library, "a copy of torch's, CUDA's or OpenMP's own library",
                        "the wheel before it was put in: auditwheel repair has --exclude for that")  # fmt: skip
         if ".data" in (top := library.path.partition("/")[0]):
-            raise _bad(library, f"a library below {top}", "one at its place in site-packages")
+            raise _bad(library, f"a library below {top}", "the library in the folder of a package")
     contents = linked.findable(contents)
     match = xray.name_of(path)
     files, programs = _files(path)
@@ -114,7 +114,7 @@ def read(path: Path, stated: Stated) -> Finished:
         raise KernelError(
             f"{path.name} has nothing to guard",
             found=found,
-            needed="a Python module, or ops of torch",
+            needed="a Python module, or a library that registers ops of torch",
             fix="none: publish the wheel as it is",
         )
     for library in libraries:
@@ -221,7 +221,7 @@ def _folders(
             folder = places[library.path]
             for one in (*links[library.path], library):
                 if places.get(one.path, folder) != folder:
-                    raise _bad(library, f"that it links {one.path}, of another package", "both in one package")
+                    raise _bad(library, f"a link to {one.path} of another package", "both libraries in one package")
                 names = tuple((other.info.soname or "", _beside(other, alone, folder)) for other in links[one.path])
                 entry = replace(alone[one.path], path=_beside(one, alone, folder), links=names)
                 found.setdefault(folder, {})[one.path] = one, entry
@@ -273,7 +273,7 @@ def _refuse_opened_by_code(library: xray.Library, guarded: list[xray.Library]) -
         linked_or_same = one.data == library.data or one.info.soname in library.info.needed
         marks = (b"/",) if library.info.soname == name else (b"\0", b"/")  # its own SONAME opens nothing
         if not linked_or_same and any(mark + name.encode() + b"\0" in library.data for mark in marks):
-            found = f"that {library.path} has its file name, as code has that opens it itself"
+            found = f"its file name in {library.path}, as code has that opens it with dlopen"
             raise _bad(one, found, "a library that only import or torch.ops.load_library opens")
 
 
@@ -282,9 +282,9 @@ def _left(library: xray.Library, libraries: list[xray.Library], guards: Mapping[
     links = linked.by(library, libraries)
     moved = [one.path for one in links if one.path in guards]
     if moved:
-        raise _bad(library, f"that it links {moved[0]}, which gets a guard", "a library that a module links")
+        raise _bad(library, f"a link to {moved[0]}, which a guard replaces", "a library that a Python module links")
     if library.python != "none":
-        raise _bad(library, "Python's C API, but no PyInit", "a Python module")
+        raise _bad(library, "Python's C API, but no PyInit", "a Python module, which has a PyInit function")
     return [library, *links]
 
 
@@ -312,7 +312,7 @@ def _built_by(contents: xray.Contents, library: xray.Library, torch: TorchVersio
         fix = f"python -m precast.build guard --torch {given} {contents.name} -o out" if fitting else ""
         raise _bad(library, found, f"torch {', '.join(map(str, fitting)) or 'of another release'}", fix)
     if release < CLASSIC_FLOOR:
-        raise _bad(library, f"a build for torch {release}", f"one for torch {CLASSIC_FLOOR} or newer")
+        raise _bad(library, f"a build for torch {release}", f"a build for torch {CLASSIC_FLOOR} or newer")
     default = next((one.cxx11 for one in torch_names.recorded() if one.release == release), True)
     return Exact(release, default if library.cxx11 is None else library.cxx11)
 

@@ -32,7 +32,7 @@ def findable(contents: xray.Contents) -> xray.Contents:
         name, soname = PurePosixPath(one.path).name, one.info.soname
         if one.listed is None and name in wanted and name != soname:
             if soname in wanted and not xray_verdict.FOREIGN.fullmatch(soname or ""):  # torch has the library so named
-                raise _unfit(f"{one.path}, linked as {name} and as {soname}", "one name for it")
+                raise _unfit(f"{one.path}, linked as {name} and as {soname}", "one name by which others link it")
             one = _with_soname(one, name, contents.tag)
         if one.listed is None and one.info.soname in wanted:
             if "/" in one.info.soname or not one.info.soname.isprintable():

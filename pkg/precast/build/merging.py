@@ -49,7 +49,7 @@ def same_files(group: list[Finished]) -> tuple[dict[str, bytes], frozenset[str]]
     for one, files in zip(group, names, strict=True):
         lacking = sorted(found.keys() - files.keys())
         if lacking:
-            raise _differ(lacking[0], found[lacking[0]][1], one.path, "the file in both, or in neither")
+            raise _differ(lacking[0], found[lacking[0]][1], one.path, "the file in both, or in neither", lacks=True)
     same = {where: content for where, ((content, _), _) in found.items()}
     return same, frozenset(where for where, ((_, is_program), _) in found.items() if is_program)
 
@@ -108,7 +108,7 @@ def _images(parts: list[tuple[Finished, Folder]]) -> tuple[DeviceFile, ...]:
         lacking = sorted({image.name for image in part.device} - {image.name for image in best.device})
         if lacking:
             needed = f"its GPU targets also in {serving.path.name}, which serves more drivers"
-            raise _differ(lacking[0], one.path, serving.path, needed)
+            raise _differ(lacking[0], one.path, serving.path, needed, lacks=True)
     return best.device
 
 
@@ -143,10 +143,10 @@ def version_of(group: list[Finished]) -> str:
     return f"{public}+{local}" if len(locals_) == 1 and (local := locals_.pop()) else public
 
 
-def _differ(what: str, first: Path, second: Path, needed: str) -> KernelError:
+def _differ(what: str, first: Path, second: Path, needed: str, *, lacks: bool = False) -> KernelError:
     return KernelError(
         f"{first.name} and {second.name} cannot be merged",
-        found=f"{what}, in {first} and {second}",
+        found=f"{what} in {first}, and not in {second}" if lacks else f"{what}, not the same in {first} and {second}",
         needed=needed,
         fix="build both wheels from the same sources",
     )

@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[Order, ...]:
     document.finish()
     twice = [one for one in found if sum((one.name, one.label) == (other.name, other.label) for other in found) > 1]
     if twice:
-        raise MatrixError(f"{path.name}: {twice[0].name} is there twice for {twice[0].label or 'several labels'}")
+        raise MatrixError(f"{path.name}: {twice[0].name} is listed twice for {twice[0].label or 'several labels'}")
     for at, one in enumerate(found):
         late = [other.name for other in found[at + 1 :] if other.label == one.label and other.name in one.requires]
         if late:
@@ -89,7 +89,7 @@ def _order(table: Table, torches: tuple[Any, ...], beside: Path) -> Order:
     own = table.all_parsed("torch", environments.parse_torch) if "torch" in table.values else torches
     labels = table.all_parsed("cuda", environments.parse_label) if "cuda" in table.values else (Label("cpu"),)
     if not own or not labels:
-        raise MatrixError(f'{table.where}: no torch or no label is named, such as torch = ["2.14"]')
+        raise MatrixError(f'{table.where}: needed a torch and a label, such as torch = ["2.14"] and cuda = ["cu130"]')
     variables = table.table("variables") if "variables" in table.values else Table({}, "")
     order = Order(
         name=table.parsed("name", lambda text: _like(_NAME, text, "the name of a package")),
@@ -124,5 +124,5 @@ def _placed(text: str, beside: Path, table: Table) -> str:
         return text
     path = beside / text
     if not path.exists():
-        raise MatrixError(f"{table.where}.tests: no {path}")
+        raise MatrixError(f"{table.where}.tests: there is no file {path}")
     return str(path)

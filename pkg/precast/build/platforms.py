@@ -39,11 +39,11 @@ def manylinux(platform: str, libraries: Iterable[HostFile]) -> str:
         foreign = [name for name in file.needed if name not in own and not xray_verdict.PROVIDED.fullmatch(name)]
         if foreign:
             fix = f"link {foreign[0]} statically, or ship it in the wheel"
-            raise _refused(file, ", ".join(foreign), "libraries of the system, torch and CUDA's packages alone", fix)
+            raise _refused(file, ", ".join(foreign), "only those of the system, torch and CUDA's packages", fix)
         newest = dotted(file.glibcxx)[2:3] or (0,)
         fitting = [glibc for glibc, allowed in _POLICIES if newest[0] <= allowed]
         if not fitting:
-            raise _refused(file, f"GLIBCXX_{file.glibcxx}", "the GLIBCXX of a manylinux policy")
+            raise _refused(file, f"GLIBCXX_{file.glibcxx}", f"at most GLIBCXX_3.4.{_POLICIES[-1][1]}")
         least = max(least, file.glibc.minor, min(fitting))
     return f"manylinux_2_{least}_{platform.removeprefix('linux_')}"
 

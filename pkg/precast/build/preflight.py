@@ -51,7 +51,7 @@ def refuse_unbuildable(extensions: Iterable[Any], torch: TorchInfo | None, setti
         return
     if torch is None:
         fix = f"{pip.install_command()} torch && {pip.install_command()} --no-build-isolation ."
-        raise _refused(every[0].name, "no torch", "the torch that it is for, in the environment of the build", fix)
+        raise _refused(every[0].name, "no torch", "the torch to build for, in the environment of the build", fix)
     compiler, looked_at = toolchain.find_compiler(settings)
     if compiler is None:
         found = "\n          ".join(looked_at) or "no compiler"

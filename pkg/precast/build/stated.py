@@ -27,7 +27,9 @@ class Stated:
         pairs = [(glob, TorchVersion.parse(version)) for glob, _, version in (text.rpartition("=") for text in texts)]
         other = [version for glob, version in pairs if not glob]
         if len(other) > 1:
-            raise ValueError(f"--torch {other[0]} and {other[1]} for the same libraries; needed GLOB={other[1]}")
+            raise ValueError(
+                f"--torch {other[0]} and {other[1]} for all libraries; needed --torch GLOB={other[1]} for some"
+            )
         return cls(tuple(pair for pair in pairs if pair[0]), other[0] if other else None)
 
     def of(self, path: str) -> TorchVersion | None:
@@ -39,7 +41,7 @@ class Stated:
         paths = [one.path for one in contents.libraries]
         for glob, version in self.patterns:
             if not any(fnmatchcase(path, glob) for path in paths):
-                asked = f"--torch '{glob}={version}' takes no library of {contents.name}"
+                asked = f"--torch '{glob}={version}' matches no library of {contents.name}"
                 raise KernelError(
                     asked,
                     found=", ".join(paths) or "no library in the wheel",

@@ -124,5 +124,5 @@ def metadata(path: Path) -> bytes:
     with xray.opened(path) as archive:
         found = [one for one in archive.files if re.fullmatch(r"[^/]+\.dist-info/METADATA", one.filename)]
         if len(found) != 1:
-            raise archives.BadArchive(f"{len(found)} METADATA, not one")
+            raise archives.BadArchive(f"{len(found)} files .dist-info/METADATA, not exactly one")
         return archive.read(found[0])

@@ -123,7 +123,7 @@ def jobs_of(torches: str, labels: str) -> tuple[Job, ...]:
     releases = [environments.parse_torch(text.strip()) for text in torches.split(",") if text.strip()]
     wanted = [environments.parse_label(text.strip()) for text in labels.split(",") if text.strip()] or [Label("cpu")]
     if not releases:
-        raise ValueError("--torch names no release; needed such as 2.13,2.14")
+        raise ValueError("--torch names no release; needed one or more, such as 2.13,2.14")
     return tuple(dict.fromkeys(itertools.starmap(Job, itertools.product(releases, wanted))))
 
 

@@ -151,7 +151,7 @@ def _is_by_value(state_v_first: bool | None, others: dict[str, Any]) -> bool:
     if older is None:
         return bool(state_v_first)
     if state_v_first:
-        raise ValueError("state_v_first and transpose_state_layout are two names of one argument; needed one")
+        raise ValueError("state_v_first and transpose_state_layout are two names of one argument; needed only one")
     warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=3)
     return older
 
@@ -162,4 +162,5 @@ def _check_others(others: dict[str, Any]) -> None:
             raise TypeError(f"{name} is no argument of this function")
         needed = _OTHERS[name]
         if needed is not None and value not in (None, *needed):
-            raise NotImplementedError(f"{name} is a {type(value).__name__}; needed {needed[0]}")
+            found = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
+            raise NotImplementedError(f"{name} is {found}; needed {needed[0]}")

@@ -107,7 +107,7 @@ class FlashAttentionNpuExtension(AttentionExtension):
         ) -> Tensor:
             """Scaled dot-product attention; requires an ``attention_mask`` that includes the causal part."""
             if attention_mask is None:
-                raise ValueError("attention_mask is None; npu_fusion_attention needs one, with the causal part in it")
+                raise ValueError("attention_mask is None; npu_fusion_attention needs a mask with the causal part in it")
             factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
             keep = 1.0 - dropout_p
             mask = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0  # true: masked out
@@ -194,7 +194,9 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
         ) -> Tensor:
             """Scaled dot-product attention; an explicit mask must include the causal part and the padding."""
             if cu_seqlens_q is not None and attention_mask is None:
-                raise ValueError("rows of different lengths need an attention_mask; cu_seqlens_q is not enough")
+                raise ValueError(
+                    "attention_mask is None; needed a mask for the rows of different lengths of cu_seqlens_q"
+                )
             causal = is_causal and attention_mask is None
             y: Tensor = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=attention_mask, dropout_p=dropout_p, is_causal=causal, scale=scale

@@ -200,7 +200,7 @@ def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name t
     bytes_of = [tensor.dtype == torch.uint8 for tensor in (input, output)]
     if bytes_of[0] == bytes_of[1] or input.shape != output.shape:
         found = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in (input, output))
-        raise ValueError(f"input and output are {found}; needed one shape, and uint8 for one of them alone")
+        raise ValueError(f"input and output are {found}; needed the same shape, and uint8 for exactly one of them")
     if input.dtype == torch.uint8:
         output.copy_(input.view(torch.float8_e5m2))
     else:

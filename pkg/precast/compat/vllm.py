@@ -113,7 +113,8 @@ def _check_mapping(mapping: Tensor, caches: Sequence[tuple[Tensor, Tensor]]) -> 
     for pair in caches:
         for name, cache, least, most in zip(("from", "to"), pair, low, high, strict=True):
             if least < 0 or most >= cache.shape[0]:
-                raise ValueError(f"block_mapping copies {name} blocks {least} to {most} of {cache.shape[0]}")
+                blocks = f"blocks {least} to {most}; needed 0 to {cache.shape[0] - 1}"
+                raise ValueError(f"block_mapping copies {name} {blocks}")
 
 
 def _narrow(name: str, x: Tensor, cache: Tensor, kv_cache_dtype: str, scale: Tensor) -> Tensor:

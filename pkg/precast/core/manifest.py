@@ -311,11 +311,11 @@ def _check_whole(info: BuildInfo) -> None:
         _check_file(images)
     for file in info.host:
         if file.kind is HostKind.ADAPTER and file.abi.kind is not AbiKind.EXACT:
-            raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}, needed one torch")
+            raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}; needed an exact torch")
         listed = {one.path for one in info.host if one is not file and one.kind is not HostKind.ADAPTER}
         for soname, path in file.links:
             if path not in listed:
-                raise ManifestError(f"$.host: {file.path!r} links {soname}, and {path!r} is no other library here")
+                raise ManifestError(f"$.host: {file.path!r} links {soname}, and {path!r} is not another listed library")
     if info.mode is BuildMode.PURE and (info.host or info.device):
         raise ManifestError("$.mode: a pure build lists no files")
     if info.label.text == "cpu" and info.device:

@@ -6,7 +6,7 @@ A reader is a function of a JSON value and its place, ``$.host[0].path``. It ret
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ def texts(is_right: Callable[[str], bool] = bool, wanted: str = "text") -> Reade
     def read(value: object, where: str) -> tuple[str, ...]:
         found = read_items(value, where)
         if len(set(found)) != len(found):
-            raise ManifestError(f"{where}: holds an item twice: {list(found)}")
+            raise ManifestError(f"{where}: the item {_repeated(found)!r} is listed twice")
         for one in found:
             if not is_right(one):
                 raise ManifestError(f"{where}: needed {wanted}, found {one!r}")
@@ -246,8 +246,15 @@ def is_python(found: str) -> bool:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ManifestError(f"$: a key is given twice in the object with keys {sorted(result)}")
+        twice = _repeated(name for name, _ in pairs)
+        raise ManifestError(f"$: the key {twice!r} is given twice in the object with keys {sorted(result)}")
     return result
+
+
+def _repeated(names: Iterable[str]) -> str:
+    """The first of these names that comes a second time."""
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
 def _no_constant(name: str) -> object:

@@ -65,7 +65,9 @@ def _init(self: Any, /, *args: object, **kwargs: object) -> None:
     given = dict(zip(names, args))  # noqa: B905 - too many are refused below
     state = {**cls.__value_defaults__, **given, **kwargs}
     if len(args) > len(names) or not given.keys().isdisjoint(kwargs) or state.keys() != cls.__value_names__:
-        raise TypeError(f"{cls.__qualname__}({', '.join(names)}) was given {len(args)} values and {sorted(kwargs)}")
+        raise TypeError(
+            f"{cls.__qualname__}({', '.join(names)}) was given {len(args)} values, and named {sorted(kwargs)}"
+        )
     vars(self).update(state)
     if cls.__value_checks__:
         self.__post_init__()
@@ -158,7 +160,7 @@ class _Words(str, metaclass=_Members):  # noqa: SLOT000 - a member has its name
         try:
             return cls._words[word]
         except KeyError:
-            raise ValueError(f"{word!r} is not a valid {cls.__name__}") from None
+            raise ValueError(f"{word!r} is not a valid {cls.__name__}; needed one of {', '.join(cls._words)}") from None
 
     @property
     def value(self) -> str:

@@ -243,7 +243,7 @@ class DeviceExtension(Places, Extension):
             raise KernelUnavailable(
                 f"{self.name} cannot run on GPU {gpu.index}, {gpu.name}",
                 found=f"compute capability {gpu.capability}",
-                needed=f"one that {' or '.join(map(str, named))} runs on",
+                needed=f"a GPU that {' or '.join(map(str, named))} runs on",
                 fix=f"add '{gpu.capability}' to targets() of the extension",
             )
         return max(fitting, key=lambda target: (target.kind is not TargetKind.PTX, target.capability, target.suffix))

@@ -212,7 +212,7 @@ class KernelLoader:
                 _check_interface(cls, extension)
                 name = extension().name
                 if name in taken:
-                    raise ValueError(f"{cls.__name__} already has an extension {name!r}")
+                    raise ValueError(f"{cls.__name__} already has an extension {name!r}; needed another name")
             except Exception as error:  # noqa: BLE001 - the import of any package may raise anything
                 _log.warning("%s: the extension of %s is not used: %s", cls.__name__, one.origin, error)
                 reason = f"{type(error).__name__}: {error}"
@@ -245,4 +245,4 @@ def _check_interface(loader: type[KernelLoader], extension: object) -> None:
         raise TypeError(f"{extension.__name__} is not an extension: it lacks {', '.join(missing)}")
     abstract = sorted(getattr(extension, "__abstractmethods__", ()))
     if abstract:
-        raise TypeError(f"{extension.__name__} leaves {', '.join(abstract)} open, so it cannot be registered")
+        raise TypeError(f"{extension.__name__} does not define {', '.join(abstract)}, so it cannot be registered")

@@ -117,8 +117,10 @@ class PagedKVCache:
             ValueError: ``tokens`` is below 1, or a sequence is named twice.
             RuntimeError: the pool has too few blocks. Nothing has changed then.
         """
-        if tokens < 1 or len(set(sequences)) != len(sequences):
-            raise ValueError(f"tokens is {tokens} and sequences are {list(sequences)}; needed 1 or more, and each once")
+        if tokens < 1:
+            raise ValueError(f"tokens is {tokens}; needed 1 or more")
+        if len(set(sequences)) != len(sequences):
+            raise ValueError(f"sequences are {list(sequences)}; needed each number once")
         chosen = [self._of(sequence) for sequence in sequences]
         needed = self._blocks_for(chosen, tokens)
         if needed > len(self._free):

@@ -79,7 +79,7 @@ def refuse_expanded(op: str, name: str, tensor: Tensor) -> None:
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise RuntimeError(
             f"{op}: {name} of shape {tuple(tensor.shape)} has one place for many elements (strides "
-            f"{tensor.stride()}) and cannot be updated; nothing was"
+            f"{tensor.stride()}) and cannot be updated; nothing was written"
         )
 
 

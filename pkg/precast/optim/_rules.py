@@ -148,7 +148,7 @@ class Rule:
                 raise ValueError(f"{name} is {float(options[name])}; needed 0 or more")
         if options.get("state_dtype", torch.float32) not in (torch.float32, None):
             raise ValueError(
-                f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"
+                f"state_dtype is {options['state_dtype']}; needed torch.float32, or None for that of each parameter"
             )
         if self.check is not None:
             self.check(options)

@@ -247,7 +247,7 @@ class CPUOptimizer(PlannedOptimizer):
             unknown = len(values.keys() - set(params))
             if unknown:
                 raise ValueError(
-                    f"{what}: {unknown} keys of {name} are not parameters of this optimizer; needed only these"
+                    f"{what}: {unknown} keys of {name} are not parameters of this optimizer; needed only its parameters"
                 )
             return [values.get(param) for param in params]
         if len(values) != len(params):

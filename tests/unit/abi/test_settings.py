@@ -95,7 +95,7 @@ def test_empty_counts_as_unset_except_for_visible_devices() -> None:
         ("MAX_JOBS", "²", "whole number"),
         ("PRECAST_LABEL", "cuda13", "cu130"),
         ("PRECAST_ARCH", "arm64", "x86_64 or aarch64"),
-        ("PRECAST_ONLY_TORCH", "newest", "a minor such as '2.6'"),
+        ("PRECAST_ONLY_TORCH", "newest", "a minor version such as '2.6'"),
         ("PRECAST_CACHE_DIR", "/a\nb", "without a line break"),
         ("PRECAST_CACHE_PATH", "/a:/b\0", "without a line break"),
     ],

@@ -52,10 +52,10 @@ def written(*names: str) -> Write:
 
 
 BAD_ZIPS: dict[str, tuple[Write, str]] = {
-    "bomb": (lambda a: a.writestr("x", bytes(100 << 20)), "a bomb: [0-9]+ bytes that unpack to 104857600"),
+    "bomb": (lambda a: a.writestr("x", bytes(100 << 20)), "a zip bomb: [0-9]+ bytes that unpack to 104857600"),
     "many small bombs": (
         lambda a: [a.writestr(str(n), bytes(1 << 20)) for n in range(80)],
-        "a bomb: [0-9]+ bytes that unpack to 83886080",
+        "a zip bomb: [0-9]+ bytes that unpack to 83886080",
     ),
     "up": (written("a/../../b"), "is not a plain path inside"),
     "absolute": (written("/etc/passwd"), "is not a plain path inside"),
@@ -63,7 +63,7 @@ BAD_ZIPS: dict[str, tuple[Write, str]] = {
     "backslash": (written("a\\b"), "is not a plain path inside"),
     "no name": (written(""), "is not a plain path inside"),
     "below a file": (written("a", "a/b"), "'a/b' lies below the file 'a'"),
-    "deep": (written("/".join("d" * 40)), "in 40 folders"),
+    "deep": (written("/".join("d" * 40)), "in 40 folders; needed at most 512 and 32"),
     "long": (written("d" * 1000), "has 1000 characters"),
     "link": (lambda a: a.writestr(link("a"), "/etc/passwd"), "a link or a device"),
     "lzma": (lambda a: a.writestr("a", bytes(1 << 20), zipfile.ZIP_LZMA), "compressed by method 14"),
@@ -90,9 +90,9 @@ def test_counts_and_indices_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(BadArchive, match="11 members, more than 10"), open_zip(path):
         pytest.fail("it was opened")
     monkeypatch.setattr(archives, "_INDEX_BYTES", 400)
-    with pytest.raises(BadArchive, match="an index of more than 400 bytes"), open_zip(path):
+    with pytest.raises(BadArchive, match="an index of members of more than 400 bytes"), open_zip(path):
         pytest.fail("it was opened")
-    with pytest.raises(BadArchive, match="more than the 100 that are read"), open_zip(path, 100):
+    with pytest.raises(BadArchive, match="more than the limit of 100"), open_zip(path, 100):
         pytest.fail("it was opened")
 
 
@@ -102,7 +102,7 @@ def test_the_folders_that_names_imply_count_too(tmp_path: Path, monkeypatch: pyt
         assert len(archive.files) == 3
     path = zipped(tmp_path / "b.zip", written("a/b/c/d/x", "e/f/g/h/x"))
     monkeypatch.setattr(archives, "_ZIP_MEMBERS", 9)
-    with pytest.raises(BadArchive, match="2 files in more than 7 folders"), open_zip(path):
+    with pytest.raises(BadArchive, match="2 files and 8 folders, more than 9 together"), open_zip(path):
         pytest.fail("it was opened")
 
 
@@ -140,7 +140,7 @@ def test_a_tar_of_headers_without_end_is_not_read_into_memory(
 ) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(pack(tar_of(kind, 64 << 20)))
-    with pytest.raises(BadArchive, match="headers and other files"), open_tar(path) as tar:
+    with pytest.raises(BadArchive, match="headers and skipped files"), open_tar(path) as tar:
         list(tar)
 
 
@@ -174,11 +174,11 @@ def bomb(folder: Path) -> Path:
 
 def test_everything_that_reads_a_wheel_refuses_a_bomb(tmp_path: Path) -> None:
     path = bomb(tmp_path)
-    with pytest.raises(NotAWheel, match="a bomb"):
+    with pytest.raises(NotAWheel, match="a zip bomb"):
         read_wheel(path)
-    with pytest.raises(dists.IndexRefused, match="a bomb"):
+    with pytest.raises(dists.IndexRefused, match="a zip bomb"):
         dists.read_dist(path)
-    with pytest.raises(KernelError, match="a bomb"):
+    with pytest.raises(KernelError, match="a zip bomb"):
         audit_of_anybodys.audit(path)
 
 
@@ -194,7 +194,7 @@ def test_an_index_is_read_to_its_end_unless_it_is_too_long(tmp_path: Path, monke
     assert read(b"abcd") == read(b"abcd", None) == read(b"abcd", -1) == read(b"abcd", 4) == read(b"abcd", 9) == b"abcd"
     assert (read(b"abcdef", 4), read(b"abcdef", 0), read(b"abcdef", 1)) == (b"abcd", b"", b"a")
     for size in ((), (None,), (-1,), (5,), (9,)):
-        with pytest.raises(BadArchive, match="an index of more than 4 bytes"):
+        with pytest.raises(BadArchive, match="an index of members of more than 4 bytes"):
             read(b"abcde", *size)
 
 
@@ -207,10 +207,10 @@ def test_the_headers_of_a_tar_may_use_their_budget_up_and_no_byte_more(monkeypat
     whole = file()
     assert (whole.read(4), whole.read(0), whole.left, whole.tell()) == (b"abcd", b"", 0, 4)
     for size, left in ((1, 0), (5, 4), (-1, 4)):
-        with pytest.raises(BadArchive, match=f"^{size} bytes of headers and other files, more than the {left} that"):
+        with pytest.raises(BadArchive, match=f"^{size} bytes of headers and skipped files, more than .* {left}$"):
             (file() if left else whole).read(size)
     assert file().seek(4) == 4
-    with pytest.raises(BadArchive, match="more headers and other files than are read"):
+    with pytest.raises(BadArchive, match="headers and skipped files of more than 4 bytes"):
         file().seek(5)
 
 
@@ -221,7 +221,7 @@ def test_the_audit_says_so_in_one_line_and_in_little_memory(tmp_path: Path) -> N
     )
     done = spawn.python("-c", code, bomb(tmp_path), cwd=ROOT, status=2)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
-    assert "a bomb: " in done.stderr and WHEEL in done.stderr
+    assert "a zip bomb: " in done.stderr and WHEEL in done.stderr
 
 
 def test_the_audit_refuses_a_minor_of_torch_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:

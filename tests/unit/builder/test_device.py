@@ -19,7 +19,7 @@ from tests.kit import hosts as ex
 def test_definitions_are_sorted_lines_or_refused() -> None:
     assert device.define_lines({"N": "4", "A_1": "x y"}) == b"#define A_1 x y\n#define N 4\n"
     for name, value in (("1N", "4"), ("N M", "4"), ("N", "4\n#include <x>")):
-        with pytest.raises(ValueError, match="not a definition"):
+        with pytest.raises(ValueError, match="not a macro"):
             device.define_lines({name: value})
 
 

@@ -57,10 +57,10 @@ LIES = [
     (edit(bytes=-1), "bytes: needed 0 to 4294967296, found -1"),
     (edit(sha256="0" * 64), "has sha256 239f59ed"),
     (edit(sha256="0" * 63), "sha256: needed 64 lower-case hexadecimal digits"),
-    (edit(key="0" * 64), "holds the inputs of "),
-    (edit(inputs={}), "holds the inputs of "),
+    (edit(key="0" * 64), "and inputs with the key "),
+    (edit(inputs={}), "and inputs with the key "),
     (edit(inputs=[]), "inputs: needed an object, found a list"),
-    (edit(seconds="1"), "seconds: needed seconds, found '1'"),
+    (edit(seconds="1"), "seconds: needed a number of seconds from 0 on, found '1'"),
     (edit(seconds=-1), "found -1"),
     (edit(schema=2), "schema: needed 1 of this precast, found 2"),
     (edit(more=1), "unknown keys"),
@@ -123,5 +123,5 @@ def test_a_size_that_no_file_may_have_is_refused_with_nothing_read(tmp_path: Pat
 
 def test_the_entry_of_another_key_is_not_taken(tmp_path: Path) -> None:
     """Sixteen digits name the folder; the whole key must agree."""
-    with pytest.raises(NotWhole, match="is that of"):
+    with pytest.raises(NotWhole, match="of another build"):
         verify(make_entry(tmp_path / "e"), KEY.digest[:16] + "0" * 48, owner=os.getuid())

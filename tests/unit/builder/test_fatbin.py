@@ -146,7 +146,7 @@ def test_other_kinds_of_entries_are_passed_over() -> None:
         (fat(entry(SASS, 80, PLAIN))[:-8], "ends at byte"),
         (fat(entry(SASS, 80, PLAIN)[:40]), "a header lies at"),
         (fat(entry(SASS, 9999, PLAIN)), "names no target"),
-        (fat(struct.pack("<HHI", 2, 0x101, 0) + entry(SASS, 80, PLAIN)[8:]), "ends behind"),
+        (fat(struct.pack("<HHI", 2, 0x101, 0) + entry(SASS, 80, PLAIN)[8:]), "is longer than its fat binary"),
         (b"\x50\xed\x55\xba", "a header lies at"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_library_for_another_machine_is_not_published(csrc: Path, tmp_path: Pa
     ninja, _ = toolchain.find_ninja()
     assert compiler is not None and ninja is not None
     other = next(machine for machine in flags.CPU_LEVELS if machine != platform.machine())
-    with pytest.raises(BuildFailed, match=f"needed  one for {other}"):
+    with pytest.raises(BuildFailed, match=f"needed  a library for {other}"):
         host.build_host_library(
             [TINY],
             compiler,

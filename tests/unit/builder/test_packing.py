@@ -70,7 +70,7 @@ def test_an_image_that_is_not_in_the_file_is_refused() -> None:
     end = len(IMAGE) + len(OTHER)
     for offset in (1, 500):  # fails if an image is taken from the wrong place, or in part
         assert image_refusal(BOTH, offset, IMAGE) == "checksum mismatch of the unpacked image"
-    behind = f"unpacks to {end} bytes, and the image ends at {{}} in the manifest"
+    behind = f"unpacks to {end} bytes; the manifest says that the image ends at {{}}"
     assert image_refusal(BOTH, len(IMAGE) + 1, OTHER) == behind.format(end + 1)
     assert image_refusal(BOTH, 1 << 20, OTHER) == behind.format((1 << 20) + len(OTHER))
     assert "ends early" in image_refusal(BOTH[: len(BOTH) // 2], len(IMAGE), OTHER)
@@ -123,15 +123,15 @@ def test_the_bytes_begin_as_the_format_says() -> None:
     ("packed", "wanted", "said"),
     [
         (PACKED, len(IMAGE) - 1, f"unpacks to more than the {len(IMAGE) - 1} bytes in the manifest"),
-        (PACKED, len(IMAGE) + 1, f"unpacks to {len(IMAGE)} bytes, {len(IMAGE) + 1} in the manifest"),
+        (PACKED, len(IMAGE) + 1, f"unpacks to {len(IMAGE)} bytes; the manifest says {len(IMAGE) + 1}"),
         (PACKED[:-1], len(IMAGE), f"ends early, after {len(IMAGE)} unpacked bytes"),
         (PACKED[:900], len(IMAGE), "ends early"),
         (b"", len(IMAGE), "ends early, after 0 unpacked bytes"),
         (PACKED + b"!", len(IMAGE), "1 bytes lie behind the end"),
         (PACKED + PACKED, 2 * len(IMAGE), f"{len(PACKED)} bytes lie behind the end"),
-        (IMAGE, len(IMAGE), "not an .xz of ours: "),
-        (lzma.compress(IMAGE, lzma.FORMAT_ALONE), len(IMAGE), "not an .xz of ours: "),
-        (PACKED[:600] + b"\xff" + PACKED[601:], len(IMAGE), "not an .xz of ours: Corrupt input data"),
+        (IMAGE, len(IMAGE), "not an .xz that precast packed: "),
+        (lzma.compress(IMAGE, lzma.FORMAT_ALONE), len(IMAGE), "not an .xz that precast packed: "),
+        (PACKED[:600] + b"\xff" + PACKED[601:], len(IMAGE), "not an .xz that precast packed: Corrupt input data"),
     ],
 )
 def test_anything_else_is_refused(packed: bytes, wanted: int, said: str) -> None:
@@ -140,7 +140,7 @@ def test_anything_else_is_refused(packed: bytes, wanted: int, said: str) -> None
 
 def test_a_stream_that_asks_for_much_memory_is_refused() -> None:
     greedy = lzma.compress(IMAGE, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9}])  # a dictionary of 64 MiB
-    assert refusal(greedy) == "not an .xz of ours: Memory usage limit exceeded"
+    assert refusal(greedy) == "not an .xz that precast packed: Memory usage limit exceeded"
 
 
 def test_a_bomb_does_not_go_off() -> None:

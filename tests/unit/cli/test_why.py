@@ -152,7 +152,7 @@ def test_warm_builds_for_gpus_elsewhere_without_a_gpu(
 @pytest.mark.parametrize(
     ("nvrtc", "arch", "said"),
     [
-        (None, "sm_121", "needed  an NVRTC"),
+        (None, "sm_121", "needed  NVRTC, the library"),
         ("12.6.85", "sm_121", "which knows 5.0"),
         ("13.0.88", "sm_70", "sm_70 cannot"),
         (None, "sm_999", "there is no GPU target sm_999 to build for"),

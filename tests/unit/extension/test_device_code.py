@@ -187,7 +187,7 @@ def test_named_targets_are_kept_to(package: ModuleType, monkeypatch: pytest.Monk
         (chosen,) = Hopper()._choose(probe.read_settings(), certain=False)
         assert str(chosen.target) == wanted
     pretend(monkeypatch, "7.5", known)
-    with pytest.raises(KernelUnavailable, match="needed  one that sm_90a or compute_80 runs on"):
+    with pytest.raises(KernelUnavailable, match="needed  a GPU that sm_90a or compute_80 runs on"):
         Hopper().assert_compatible()
 
 

@@ -83,7 +83,7 @@ def test_more_than_48_kb_and_clusters_are_asked_for_once(driver: Fake) -> None:
 
 
 def test_shapes_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not divide into clusters"):
+    with pytest.raises(ValueError, match="needed a multiple of the cluster"):
         LaunchShape((15, 1, 1), (32, 1, 1), 0, (2, 1, 1))
     with pytest.raises(ValueError, match="shared_bytes is -1"):
         LaunchShape((1, 1, 1), (32, 1, 1), -1)
@@ -130,7 +130,7 @@ def test_numbers_become_the_bytes_of_their_parameter(kind: str, value: object, r
         ("u32", 1.0, "neither a tensor nor an integer"),
         ("f32", "x", "is not a number"),
         ("f32", True, "is not a number"),
-        ("u32", SimpleNamespace(data_ptr=lambda: 0), "a tensor is passed as a pointer"),
+        ("u32", SimpleNamespace(data_ptr=lambda: 0), "a tensor was given, which needs a pointer"),
         ("b8[4]", b"abc", "a structure of 4 bytes, and 3 bytes was given"),
         ("b8[4]", 4, "and 4 was given"),
     ],
@@ -193,9 +193,9 @@ def test_a_kernel_runs_on_the_device_and_stream_of_its_tensors(driver: Fake, mon
 def test_tensors_of_other_devices_are_refused() -> None:
     import torch
 
-    with pytest.raises(ValueError, match="k takes tensors of one CUDA device; these are on cpu"):
+    with pytest.raises(ValueError, match="k was given tensors on cpu; needed tensors of one CUDA device"):
         launch._device("k", [torch.ones(1), 2])
-    with pytest.raises(ValueError, match="these are on none"):
+    with pytest.raises(ValueError, match="k was given no tensor; needed"):
         launch._device("k", [2])
 
 
@@ -210,5 +210,7 @@ def test_a_descriptor_for_tma(driver: Fake) -> None:
         (FakeTensor(stride=(1, 8)), (4, 8), {}),
         (FakeTensor(), (4, 8), {"swizzle_bytes": 16}),
     ):
-        with pytest.raises(ValueError, match=r"dimensions|dense|swizzle_bytes"):
+        with pytest.raises(
+            ValueError, match=r"box is \(4,\); needed|stride 8; needed stride 1|swizzle_bytes is 16; needed"
+        ):
             tensor_map(tensor, box, **how)  # type: ignore[arg-type]

@@ -123,10 +123,10 @@ def made_data(module: ModuleType) -> list[dict[str, Any]]:
         ("f(Tensor(a!) x) -> Tensor", "float* x, float* out", "either a result or an argument Tensor(a!)"),
         ("f(Tensor x) -> Tensor", "float* x, float* out", "'float* x': not const, and the schema does not say"),
         ("f(Tensor x) -> Tensor", "const float* y, float* out", "'const float* y': no argument of that name"),
-        ("f(Tensor x) -> Tensor", "const Big* x, float* out", "no pointer to numbers that a tensor has"),
+        ("f(Tensor x) -> Tensor", "const Big* x, float* out", "not a pointer to numbers of a dtype of torch"),
         ("f(Tensor x) -> Tensor", "const float* x, int n", "no parameter out"),
-        ("f(Tensor x, float a) -> Tensor", "const float* x, int a, float* out", "'int a': no float"),
-        ("f(Tensor x) -> Tensor", "const float* x, float* out[2]", "no plain pointer or number"),
+        ("f(Tensor x, float a) -> Tensor", "const float* x, int a, float* out", "'int a': not of the type float"),
+        ("f(Tensor x) -> Tensor", "const float* x, float* out[2]", "not a plain pointer or number"),
     ],
 )
 def test_a_declaration_that_the_kernel_contradicts_stops_the_build(schema: str, kernel: str, said: str) -> None:

@@ -111,11 +111,11 @@ def test_an_installed_package_serves_a_loader_of_ours(site: Path) -> None:
     assert out["child"] == [*ours, "better"], "a subclass of a loader has what its parent has, once"
     assert "taken" not in out["adam"] and "missing" not in out["adam"]
     assert out["broken"] == {
-        "taken": "ValueError: CPUAdamLoader already has an extension 'cpu_adam_torch'",
+        "taken": "ValueError: CPUAdamLoader already has an extension 'cpu_adam_torch'; needed another name",
         "missing": "AttributeError: module 'somebody.ext' has no attribute 'Missing'",
         "broken": "OSError: libnowhere.so: cannot open",
         "typo": "NameError: name 'undefined' is not defined",
-        "open": "TypeError: Open leaves assert_compatible, build_aot, build_jit, is_available, load open, "
+        "open": "TypeError: Open does not define assert_compatible, build_aot, build_jit, is_available, load, "
         "so it cannot be registered",
     }
     assert "libnowhere.so" in out["refusal"]

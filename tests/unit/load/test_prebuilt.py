@@ -129,7 +129,7 @@ def test_a_folder_or_a_failing_disk_is_damage(c_dir: Path, monkeypatch: pytest.M
 def test_a_file_that_does_not_hold_what_the_manifest_says_is_refused(c_dir: Path) -> None:
     (file,) = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}).device
     packed = packing.pack([fakes.cubin(90)], file.target.kind)
-    assert "not an .xz of ours" in refusal(with_file(c_dir, file, fakes.cubin(90)))
+    assert "not an .xz that precast packed" in refusal(with_file(c_dir, file, fakes.cubin(90)))
     assert "ends early" in refusal(with_file(c_dir, file, packed[:-4]))
     assert "3 bytes lie behind the end" in refusal(with_file(c_dir, file, packed + b"abc"))
     endless = packing.pack([bytes(1 << 22)], file.target.kind)
@@ -152,7 +152,8 @@ def test_an_image_of_a_shared_file_is_proved_whole_by_its_own_hash(c_dir: Path) 
         lying = dataclasses.replace(image, content_sha256="0" * 64)
         assert refusal(lying) == "checksum mismatch of the unpacked image"
     beyond = dataclasses.replace(second, content_bytes=second.content_bytes + 1)
-    assert refusal(beyond) == f"unpacks to {second.end} bytes, and the image ends at {second.end + 1} in the manifest"
+    said = f"unpacks to {second.end} bytes; the manifest says that the image ends at {second.end + 1}"
+    assert refusal(beyond) == said
     shifted = dataclasses.replace(second, offset=second.offset - 1)
     assert refusal(shifted) == "checksum mismatch of the unpacked image"
     flip(c_dir / first.path, 40)

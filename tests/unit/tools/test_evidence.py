@@ -82,7 +82,7 @@ def run_with(**changes: object) -> dict[str, Any]:
     [
         ([], "needed an object, found list"),
         (FILE | {"schema": 2}, "schema must be 1"),
-        (FILE | {"extra": 1}, "nobody reads extra"),
+        (FILE | {"extra": 1}, "unknown keys: extra"),
         (FILE | {"date": "yesterday"}, "date"),
         (FILE | {"commit": "fb77f44"}, "not a commit: 'fb77f44'"),
         (FILE | {"command": " "}, "command: it says nothing"),
@@ -103,7 +103,7 @@ def run_with(**changes: object) -> dict[str, Any]:
         (FILE | {"runs": [GPU_RUN | {"wheel": "cpu"}]}, "a wheel with device code"),
         (run_with(checks=[]), "checks must say what was executed"),
         (run_with(checks=[""]), "it says nothing"),
-        (run_with(passed=3), "nobody reads passed"),
+        (run_with(passed=3), "unknown keys: passed"),
     ],
 )
 def test_evidence_that_cannot_be_is_refused_by_name(tmp_path: Path, document: object, message: str) -> None:

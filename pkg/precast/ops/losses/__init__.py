@@ -83,7 +83,7 @@ def cross_entropy(
         options = (ignore_index, float(label_smoothing), float(z_loss))
         if group is not None:
             if in_place:
-                raise ValueError("cross_entropy: in_place with a group; needed one of them")
+                raise ValueError("cross_entropy: in_place is True and group is given; needed only one of the two")
             return over_shards(logits, target, weight, *options, reduction, num_items_in_batch, group)
         columns = class_weights("cross_entropy", weight, logits, logits.shape[-1:], "logits")
         check_readable("cross_entropy", target=target)

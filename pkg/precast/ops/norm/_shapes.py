@@ -49,9 +49,9 @@ def _check_shapes(op: str, x: Tensor, shape: tuple[int, ...], columns: Sequence[
         raise RuntimeError(
             f"{op}: x has shape {tuple(x.shape)}; needed normalized_shape, {shape}, as its last dimensions"
         )
-    for column in columns:
+    for name, column in zip(("weight", "bias"), columns, strict=False):
         if column is not None and tuple(column.shape) != shape:
-            raise RuntimeError(f"{op}: a parameter has shape {tuple(column.shape)}; needed normalized_shape, {shape}")
+            raise RuntimeError(f"{op}: {name} has shape {tuple(column.shape)}; needed normalized_shape, {shape}")
 
 
 def is_jagged(x: Tensor) -> bool:
@@ -62,7 +62,10 @@ def over_jagged(op: str, call: Callable[..., Any], rows: Sequence[Tensor], norma
     """The results of ``call(*values)`` for nested tensors of one structure, whose last dimensions are normalised."""
     x: Any = rows[0]
     if x._ragged_idx >= x.dim() - normalized:
-        raise RuntimeError(f"{op}: dimension {x._ragged_idx} of x is ragged; a normalised one cannot be")
+        raise RuntimeError(
+            f"{op}: dimension {x._ragged_idx} of x is ragged; needed a ragged dimension before the last "
+            f"{normalized}, which are normalised"
+        )
     for other in rows[1:]:
         if not is_jagged(other) or other.shape != x.shape:
             raise RuntimeError(
