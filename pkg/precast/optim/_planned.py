@@ -236,7 +236,8 @@ def _with_steps(saved: dict[str, Any]) -> dict[str, Any]:
         step = group.pop("step", None)
         for key in group["params"] if step is not None else ():
             if key in states:
-                states[key] = {"step": torch.tensor(float(step)), **states[key]}
+                count = torch.tensor(float(step), dtype=torch.float32, device="cpu")
+                states[key] = {"step": count, **states[key]}
     return {**saved, "state": states, "param_groups": groups}
 
 
