@@ -68,7 +68,7 @@ def page(sections: Sequence[Section]) -> str:
     rows = [row for section in sections for row in section.rows]
     said = {"raises": "raise an error"}
     counts = ", ".join(f"{sum(row.verdict == one for row in rows)} {said.get(one, one)}" for one in VERDICTS)
-    lines = [f"{len(rows)} names: {counts}. Every call is unchanged in:", ""]
+    lines = [f"{len(rows)} names: {counts}. Every call is the same in:", ""]
     lines += [f"* {section.title} ({len(section.rows)})" for section in sections if not different(section)]
     for section in sections:
         if different(section):

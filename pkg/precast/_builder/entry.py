@@ -87,7 +87,7 @@ class Meta:
         except (ValueError, RecursionError) as error:
             raise NotWhole(f"{META}: {error}") from error
         if digest != found["key"]:
-            raise NotWhole(f"{META} has the key {found['key'][:16]}, and inputs with the key {digest[:16]}")
+            raise NotWhole(f"{META} names the key {found['key'][:16]}, but its inputs have the key {digest[:16]}")
         del found["schema"]
         return cls(size=found.pop("bytes"), **found)
 

@@ -104,7 +104,7 @@ class Driver:
             raise KernelUnavailable(
                 f"this CUDA driver is too old{what}",
                 found=f"no {function} in it",
-                needed=f"a driver that has {function}",
+                needed=f"a driver with the function {function}",
                 fix="install a newer NVIDIA driver (https://www.nvidia.com/drivers)",
             )
         status = found(*arguments)

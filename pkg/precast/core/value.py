@@ -66,7 +66,7 @@ def _init(self: Any, /, *args: object, **kwargs: object) -> None:
     state = {**cls.__value_defaults__, **given, **kwargs}
     if len(args) > len(names) or not given.keys().isdisjoint(kwargs) or state.keys() != cls.__value_names__:
         raise TypeError(
-            f"{cls.__qualname__}({', '.join(names)}) was given {len(args)} values, and named {sorted(kwargs)}"
+            f"{cls.__qualname__}({', '.join(names)}) got {len(args)} values by place, and by name {sorted(kwargs)}"
         )
     vars(self).update(state)
     if cls.__value_checks__:

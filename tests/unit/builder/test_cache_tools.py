@@ -68,7 +68,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json: $: not JSON"),
     "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json: $: needed an object"),
     "half": (lambda e: edit(e, payload=None), "payload: needed a string"),
-    "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "and inputs with the key"),
+    "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "but its inputs have the key"),
     "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload: needed a plain file name"),
     "a link": (link, "softmax.cubin: a link, not a regular file"),
 }

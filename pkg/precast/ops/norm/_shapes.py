@@ -63,14 +63,14 @@ def over_jagged(op: str, call: Callable[..., Any], rows: Sequence[Tensor], norma
     x: Any = rows[0]
     if x._ragged_idx >= x.dim() - normalized:
         raise RuntimeError(
-            f"{op}: dimension {x._ragged_idx} of x is ragged; needed a ragged dimension before the last "
-            f"{normalized}, which are normalised"
+            f"{op}: dimension {x._ragged_idx} of x is ragged; needed a dimension below "
+            f"{x.dim() - normalized}, as the others are normalised"
         )
     for other in rows[1:]:
         if not is_jagged(other) or other.shape != x.shape:
             raise RuntimeError(
-                f"{op}: residual has shape {tuple(other.shape)}; needed the jagged shape of x, {tuple(x.shape)}, made "
-                "with its offsets"
+                f"{op}: residual has shape {tuple(other.shape)}; needed {tuple(x.shape)}, as x: a nested tensor "
+                "made with x.offsets()"
             )
     found = call(*(row.values() for row in rows))
 
