@@ -418,6 +418,22 @@ def steps(x: Any, weight: Any, target: Any) -> Any:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile_with_weights_in_one_graph(device: str) -> None:
+    def both(x: Any, linear: Any, weight: Any) -> Any:
+        logits = x @ linear.t()
+        return ops.cross_entropy(logits, target, weight) + ops.linear_cross_entropy(x, linear, target, weight=weight)
+
+    target = targets(21, 50, device)
+    x, rows, _ = linear(device)
+    expected = both(x, rows, weights(50, device))
+    torch._dynamo.reset()
+    found = torch.compile(both, backend="aot_eager", fullgraph=True)(x, rows, weights(50, device))
+    torch.testing.assert_close(found, expected)
+    grads = (torch.autograd.grad(one, (x, rows)) for one in (found, expected))
+    torch.testing.assert_close(*grads)
+
+
 # Dynamo makes an instance of a Function that it traces.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile(device: str) -> None:
