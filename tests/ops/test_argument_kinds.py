@@ -17,8 +17,8 @@ W = torch.ones(8)
 IMAGE, FILTER = torch.randn(1, 1, 4, 4), torch.ones(2, 2)
 
 
-def nested() -> Any:
-    return torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+def nested(layout: Any = torch.strided) -> Any:
+    return torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=layout)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -29,6 +29,14 @@ def nested() -> Any:
         (lambda: ops.layer_norm([1.0], W), "layer_norm: x is a list; needed a torch.Tensor"),
         (lambda: nn.RMSNorm(8)(None), "RMSNorm: the input is a NoneType; needed a torch.Tensor"),
         (lambda: ops.rms_norm(nested(), W), "x is a nested tensor in the strided layout; needed torch.jagged"),
+        (lambda: ops.rms_norm(nested()), "x is a nested tensor in the strided layout; needed torch.jagged"),
+        (lambda: nn.RMSNorm(8)(nested()), "x is a nested tensor in the strided layout; needed torch.jagged"),
+        (lambda: nn.LayerNorm(8)(nested()), "x is a nested tensor in the strided layout; needed torch.jagged"),
+        (lambda: ops.silu_and_mul(nested()), r"x is a nested tensor; needed a dense tensor, such as the values\(\)"),
+        (lambda: ops.gelu_new(nested(torch.jagged)), "gelu_new: x is a nested tensor; needed a dense tensor"),
+        (lambda: ops.scaled_softmax(nested(torch.jagged), 1.0), "scaled_softmax: x is a nested tensor; needed a dense"),
+        (lambda: ops.l2_norm(nested(torch.jagged)), "l2_norm: x is a nested tensor; needed a dense tensor"),
+        (lambda: ops.cross_entropy(nested(torch.jagged), torch.zeros(5)), "logits is a nested tensor; needed a dense"),
         (lambda: ops.upfirdn2d(IMAGE, FILTER, up=(1.5, 2)), r"up is \(1.5, 2\); needed whole numbers"),
         (lambda: ops.upfirdn2d(IMAGE, FILTER, padding=1.5), "padding is 1.5; needed whole numbers"),
     ],

@@ -93,6 +93,33 @@ def under_autocast(device: str, compute: Any) -> None:
         assert torch.equal(one, other)
 
 
+def test_gradients_of_plain_torch_are_not_rounded(device: str) -> None:
+    def compute() -> list[Any]:
+        q, k, v = (made(1, 70, 2, 8, device=device, seed=seed) / 3 for seed in range(3))
+        return list(torch.func.grad(lambda *given: ops.gated_delta_rule(*given)[0].sum(), (0, 1, 2))(q, k, v)) + list(
+            torch.autograd.grad(ops.gated_delta_rule(q.requires_grad_(), k, v)[0].sum(), q)
+        )
+
+    # fails if a matrix product of the gradient takes 16-bit operands
+    under_autocast(device, compute)
+
+
+def test_transforms_are_not_rounded(device: str) -> None:
+    def compute() -> list[Any]:
+        x, taps = made(2, 3, 9, 7, device=device), ops.setup_filter([1, 3, 3, 1], device=device)
+        query = made(2, 2, 4, 64, device=device)
+        keys, values = made(2, 5, 16, 2, 64, device=device, seed=1)
+        tables, lengths = (torch.tensor(t, device=device, dtype=torch.int32) for t in ([[3, 1], [0, 2]], [20, 7]))
+        return [
+            torch.vmap(lambda x: ops.upsample2d(x, taps))(x[None]),
+            torch.func.jvp(lambda x: ops.downsample2d(x, taps), (x,), (x.square(),))[1],
+            torch.vmap(lambda q: ops.paged_decode_attention(q, keys, values, tables, lengths))(query.transpose(0, 1)),
+        ]
+
+    # fails if a convolution or a matrix product takes 16-bit operands
+    under_autocast(device, compute)
+
+
 @pytest.mark.gpu
 @EVERY_TYPE
 def test_ops_over_lists_keep_the_dtype_of_each_tensor(dtype: Any) -> None:

@@ -353,6 +353,52 @@ def test_linear_has_the_arguments_of_torch(device: str) -> None:
     torch.testing.assert_close(second, tuple(2 * grad for grad in again))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_linear_without_a_gradient_computes_none(reduction: str, device: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        products = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.products += "mm" in func.name()
+            return func(*args, **(kwargs or {}))
+
+    x, weight, bias = linear(device)  # all require grad, as in the evaluation of a model
+    target = targets(21, 50, device)
+    expected = ops.linear_cross_entropy(x, weight, target, linear_bias=bias, reduction=reduction)
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            with Count() as count:
+                found = ops.linear_cross_entropy(x, weight, target, linear_bias=bias, reduction=reduction)
+            assert count.products == 1
+            assert torch.equal(found, expected)
+
+
+def test_linear_losses_may_be_changed_in_place(device: str) -> None:
+    x, weight, bias = linear(device)
+    target, mask = targets(21, 50, device).view(3, 7), torch.linspace(0, 2, 21, device=device).view(3, 7)
+    given = (x.view(3, 7, -1), weight, target)
+    losses = ops.linear_cross_entropy(*given, linear_bias=bias, reduction="none")
+    expected = torch.autograd.grad((losses * mask).sum(), (x, weight, bias))
+    losses = ops.linear_cross_entropy(*given, linear_bias=bias, reduction="none")
+    losses *= mask
+    torch.testing.assert_close(torch.autograd.grad(losses.sum(), (x, weight, bias)), expected)
+
+
+def test_tangents_of_the_linear_form(device: str) -> None:
+    from torch.autograd import forward_ad
+
+    x, weight, bias = (t.detach() for t in linear(device))
+    target, tangent = targets(21, 50, device), made(21, 16, device=device, seed=3)
+    _, expected = torch.func.jvp(
+        lambda x: by_torch(torch.nn.functional.linear(x, weight, bias), target), (x,), (tangent,)
+    )
+    with forward_ad.dual_level():
+        loss = ops.linear_cross_entropy(forward_ad.make_dual(x, tangent), weight, target, linear_bias=bias)
+        torch.testing.assert_close(forward_ad.unpack_dual(loss).tangent, expected)
+
+
 def test_linear_under_autocast(device: str) -> None:
     x, weight, bias = linear(device)
     target = targets(21, 50, device)
@@ -370,6 +416,22 @@ def steps(x: Any, weight: Any, target: Any) -> Any:
         + ops.cross_entropy(logits * 2, target, reduction="sum", in_place=True)
         + ops.linear_cross_entropy(x, weight, target)
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile_with_weights_in_one_graph(device: str) -> None:
+    def both(x: Any, linear: Any, weight: Any) -> Any:
+        logits = x @ linear.t()
+        return ops.cross_entropy(logits, target, weight) + ops.linear_cross_entropy(x, linear, target, weight=weight)
+
+    target = targets(21, 50, device)
+    x, rows, _ = linear(device)
+    expected = both(x, rows, weights(50, device))
+    torch._dynamo.reset()
+    found = torch.compile(both, backend="aot_eager", fullgraph=True)(x, rows, weights(50, device))
+    torch.testing.assert_close(found, expected)
+    grads = (torch.autograd.grad(one, (x, rows)) for one in (found, expected))
+    torch.testing.assert_close(*grads)
 
 
 # Dynamo makes an instance of a Function that it traces.

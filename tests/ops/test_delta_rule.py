@@ -333,6 +333,21 @@ def test_only_some_gradients_and_a_tensor_that_is_given_twice(device: str) -> No
     assert ops.gated_delta_rule(q, k, v)[1].requires_grad
 
 
+@pytest.mark.parametrize("length", [0, 70])
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_tensor_may_be_the_only_one_that_requires_grad(length: int, packed: bool, device: str) -> None:
+    tensors = [*made(1, length, (1, 2), (8, 6), device=device), pool(2 if packed else 1, 2, (8, 6), device)]
+    starts = torch.tensor([0, length // 2, length], device=device) if packed else None
+    every = leaves(tensors)
+    out, state = ops.gated_delta_rule(*every[:5], initial_state=every[5], starts=starts)
+    expected = torch.autograd.grad(out.sum() + state.sum(), every, materialize_grads=True)
+    for i, right in enumerate(expected):
+        given = [one.requires_grad_(i == j) for j, one in enumerate(leaves(tensors))]
+        out, state = ops.gated_delta_rule(*given[:5], initial_state=given[5], starts=starts)
+        (found,) = torch.autograd.grad(out.sum() + state.sum(), given[i], materialize_grads=True)
+        torch.testing.assert_close(found, right)
+
+
 def test_gradients_can_be_differentiated_again(device: str) -> None:
     def second(function: Callable[..., Any], given: list[Any]) -> Any:
         (first,) = torch.autograd.grad(function(*given)[0].square().sum(), [given[1]], create_graph=True)

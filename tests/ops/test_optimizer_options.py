@@ -39,6 +39,29 @@ def test_a_copy_has_the_options_of_the_original_and_no_other(make: Any, again: A
     assert [set(group) for group in optimizer.param_groups] == keys * 2
 
 
+@pytest.mark.parametrize("make", [optim.CPUAdam, optim.CPUSGD, optim.CPUAdagrad, optim.CPULion, optim.HybridAdam])
+def test_a_default_device_is_not_that_of_the_parameters(make: Any, run_child: Any) -> None:
+    # Another process, because some tensors are made by the import.
+    script = f"""
+import torch
+param = torch.nn.Parameter(torch.ones(5))
+param.grad = torch.linspace(0.5, 1, 5)
+torch.set_default_device("meta")  # a GPU, for a model whose optimizer works on the CPU
+import precast
+optimizer = precast.optim.{make.__name__}([param], lr=0.1)
+for _ in range(2):
+    optimizer.step()
+assert {{str(one.device) for one in optimizer.state[param].values()}} <= {{"cpu"}}
+print(param.tolist())
+"""
+    param = torch.nn.Parameter(torch.ones(5))
+    param.grad = torch.linspace(0.5, 1, 5)
+    optimizer = make([param], lr=0.1)
+    for _ in range(2):
+        optimizer.step()
+    assert run_child(script).strip() == str(param.tolist())
+
+
 @pytest.mark.parametrize(
     "betas",
     [

@@ -215,13 +215,11 @@ def _words(address: int, size: int) -> list[int]:
 
 
 def _wrong_kind(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> str | None:
-    """What is wrong with the first argument that is no tensor where one is needed, or is a strided nested tensor."""
+    """What is wrong with the first argument that is no tensor where one is needed."""
     for argument, value in zip(op._schema.arguments, args, strict=False):
         kind = str(argument.type)
         if kind == "Tensor" and not isinstance(value, Tensor):
             return f"{op._opname}: {argument.name} is a {type(value).__name__}; needed a torch.Tensor"
-        if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
-            return f"{op._opname}: {argument.name} is a nested tensor in the strided layout; needed torch.jagged"
     return None
 
 

@@ -38,8 +38,9 @@ def prove(library: HostLibrary) -> None:
 
 def _try(torch: Any) -> None:
     ops = getattr(torch.ops, _SPACE)
-    x = torch.arange(7.0)[1:].as_strided((2, 3), (1, 2))
-    y = torch.full((2, 3), 0.5)
+    plain = {"dtype": torch.float32, "device": "cpu"}  # whatever the program's defaults are
+    x = torch.arange(7.0, **plain)[1:].as_strided((2, 3), (1, 2))
+    y = torch.full((2, 3), 0.5, **plain)
     for other, more, negative in ((None, [], False), (y, [y, y + 1.0], True)):
         wanted = x + 2.25 + 3
         for tensor in (*([] if other is None else [other]), *more):

@@ -121,9 +121,14 @@ def _check_shape(module: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{module}: the input is a {type(x).__name__}; needed a torch.Tensor")
     # Without parameters the ops would take any width.
-    if compares_sizes() and x.shape[-len(shape) :] != shape:
+    if compares_sizes() and not _is_strided_nested(x) and x.shape[-len(shape) :] != shape:
         wanted = shape[0] if len(shape) == 1 else shape
         raise RuntimeError(
             f"{module}: the input has shape {tuple(x.shape)}; needed {wanted} in the last "
             f"dimension{'s' if len(shape) > 1 else ''}"
         )
+
+
+def _is_strided_nested(x: Tensor) -> bool:
+    """Whether ``x`` has no shape. The op refuses it."""
+    return x.is_nested and x.layout is torch.strided

@@ -169,6 +169,7 @@ def dtype_name(tensor: Tensor) -> str:
 # What Python and torch raise when they meet one. A public function explains it then: looking before each call costs.
 CONFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
+_TAKE_JAGGED = ("rms_norm", "fused_add_rms_norm", "layer_norm")
 _ALIASES = {"Steps": "int | Sequence[int]", "Casting": "str", "GroupScore": "str", "FullyMasked": "str"}
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": lambda value: isinstance(value, Tensor),
@@ -199,6 +200,9 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
     error = sys.exc_info()[1]
     assert error is not None, "called in an except clause alone"
     said = str(error)
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.is_nested:
+            _explain_nested(function.__name__, name, value)
     for name, parameter in inspect.signature(function).parameters.items():
         kind = str(parameter.annotation)
         for alias, meaning in _ALIASES.items():
@@ -219,6 +223,15 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
         raise error
     finally:
         del error  # its traceback has this frame, and the two would keep each other and all arguments
+
+
+def _explain_nested(function: str, name: str, value: Tensor) -> None:
+    """Raise TypeError if the function does not take such a nested tensor, which torch's own errors do not say."""
+    if function not in _TAKE_JAGGED:
+        needed = "a dense tensor, such as the values() of one in the layout torch.jagged"
+        raise TypeError(f"{function}: {name} is a nested tensor; needed {needed}") from None
+    if value.layout is torch.strided:
+        raise TypeError(f"{function}: {name} is a nested tensor in the strided layout; needed torch.jagged") from None
 
 
 def _is_ours(name: str) -> bool:

@@ -7,13 +7,30 @@ the exact answer to compare with.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
 import torch
 from torch import Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def wide(t: Tensor) -> Tensor:
     """Convert to float32; keep float64."""
     return t if t.dtype == torch.float64 else t.float()
+
+
+def without_autocast(function: _Function) -> _Function:
+    """Keep ``torch.autocast`` from rounding the operands of a function's matrix products and convolutions."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return function(*args, **kwargs)
+
+    return cast("_Function", call)
 
 
 def reciprocal_rms(wide: Tensor, eps: float) -> Tensor:

@@ -169,7 +169,7 @@ class CPUOptimizer(PlannedOptimizer):
             fresh = bool(new)
             state = {**state, **new} if fresh else state
             if self.kernel.counts and not isinstance(state["step"], Tensor):
-                state = {**state, "step": torch.tensor(float(state["step"]))}
+                state = {**state, "step": torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")}
                 fresh = True
             rows = None
             if sparse:
@@ -181,7 +181,8 @@ class CPUOptimizer(PlannedOptimizer):
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The missing entries of a parameter's state."""
-        count = {"step": torch.zeros((), dtype=torch.float32)} if self.kernel.counts and "step" not in state else {}
+        counts = self.kernel.counts and "step" not in state
+        count = {"step": torch.zeros((), dtype=torch.float32, device="cpu")} if counts else {}
         return count | {one.name: one.new(param, group) for one in self._missing(group, param, state)}
 
     def _check_sparse(self, index: int, group: Group) -> None:

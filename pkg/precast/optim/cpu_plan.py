@@ -47,7 +47,7 @@ class Item:
 # Placeholder for a tensor that some parameters lack. It has a version counter, even if this is imported in inference
 # mode.
 with torch.inference_mode(False):
-    _NONE = torch.empty(0)
+    _NONE = torch.empty(0, device="cpu")
 
 
 class Plan:
@@ -108,7 +108,7 @@ class Plan:
         # The kernel uses these tensors again, so they must be the real ones, not wrappers around them.
         keeps = hasattr(ops, "optimize_again")
         self.kept = keeps and not self.passing and are_bare(self._written)
-        self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
+        self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64, device="cpu")
         self._known = False
         # Inference tensors have no version counter. A local shard has no gradient: its DTensor has one.
         self._inference = [tensor for tensor in self._written if tensor.is_inference()]

@@ -67,7 +67,7 @@ class FusedOptimizer(PlannedOptimizer):
         self._steps: Tensor | None = None  # one per parameter, in group order; each state has a view
         self._views: tuple[Tensor, ...] = ()
         self._kept: list[Plan] = []  # plans that CUDA graphs have captured
-        self._numbers: tuple[Any, Tensor] = (None, torch.empty(0))
+        self._numbers: tuple[Any, Tensor] = (None, torch.empty(0, device="cpu"))
         super().__init__(params, defaults)
 
     # ---- the step ----
@@ -309,5 +309,5 @@ class FusedOptimizer(PlannedOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_kept" not in self.__dict__:  # created by copy or pickle, without __init__
             self._plans, self._steps, self._views, self._kept = None, None, (), []
-            self._numbers = (None, torch.empty(0))
+            self._numbers = (None, torch.empty(0, device="cpu"))
         super().__setstate__(state)

@@ -79,7 +79,7 @@ _call = below(OPTIMIZE_)
 optimize_again: Callable[[Tensor, Tensor, float, float], bool] = namespace.overload("optimize_again_")._op
 
 _NO_LISTS: Lists = ((), (), (), (), (), ())
-NO_NUMBERS = torch.empty(0, dtype=torch.float64)
+NO_NUMBERS = torch.empty(0, dtype=torch.float64, device="cpu")
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from precast.ops._reference import without_autocast
 from precast.ops.decode_attention import value_dims
 
 
+@without_autocast
 def paged_decode_attention(
     query: Tensor,
     key_cache: Tensor,

@@ -29,6 +29,7 @@ from precast._dispatch.routes import Route
 from precast.ops import _checks
 from precast.ops._checks import FLOAT_TYPES, dtype_name, integers, no_gradient, require, same_device, same_kind
 from precast.ops._fx import Proxy, recorded
+from precast.ops._reference import without_autocast
 from precast.ops.delta_rule import reference
 
 MOST_KEY_DIM = 256
@@ -162,6 +163,7 @@ class _Rule(torch.autograd.Function):
         return out, state
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
         again = torch.is_grad_enabled()  # create_graph: the gradient will be differentiated itself
         wanted = ctx.needs_input_grad[1:]
@@ -172,7 +174,12 @@ class _Rule(torch.autograd.Function):
             ]
             results = reference.by_chunks(*given, *ctx.options)
             inputs = [one for one, needed in zip(given, wanted, strict=False) if needed]
-            found = iter(torch.autograd.grad(results, inputs, slopes, create_graph=again, allow_unused=True))
+            # States do not depend on q, which may be all that requires grad. Without tokens nothing does.
+            used = [i for i, one in enumerate(results) if one.requires_grad]
+            of = [results[i] for i in used], inputs, [slopes[i] for i in used]
+            found = iter(
+                torch.autograd.grad(*of, create_graph=again, allow_unused=True) if used else [None] * len(inputs)
+            )
         return None, *(next(found) if needed else None for needed in wanted)
 
 

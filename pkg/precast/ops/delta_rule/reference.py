@@ -92,6 +92,9 @@ def by_chunks(
     l2_norm: bool,
 ) -> tuple[Tensor, Tensor]:
     """The same as matrix products over chunks of tokens: the WY form of section 3 of arXiv 2412.06464."""
+    if v.shape[0] * v.shape[1] == 0:
+        initial = _initial(k, wide(v), initial_state, starts)
+        return v.clone(), initial.to(_state_dtype(initial, initial_state))
     by_key = g is not None and g.dim() == 4
     size = _KEY_GATES_CHUNK if by_key else _CHUNK
     places, inside, sequence = _chunk_places(v, starts, size)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
 
-from precast.ops._reference import wide
+from precast.ops._reference import wide, without_autocast
 from precast.ops.image import _common
 
 _RELU, _LEAKY = 1, 2
@@ -59,6 +59,7 @@ def bias_act_backward(
     return grad_x.to(grad.dtype), grad_bias.to(bias.dtype)
 
 
+@without_autocast
 def upfirdn2d(
     x: Tensor,
     filter: Tensor,  # noqa: A002 - the schema's name

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from precast.ops import _checks
 from precast.ops._fx import Proxy, recorded
@@ -160,11 +161,13 @@ def linear_cross_entropy(
         columns = class_weights("linear_cross_entropy", weight, input, linear_weight.shape[:1], "input")
         scale = factors(target, columns, ignore_index, reduction, num_items_in_batch)
         inputs = _linear.as_autocast(input, linear_weight, linear_bias)
-        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        if not torch.compiler.is_compiling() and (
+            torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        ):
             losses = LOSS(torch.nn.functional.linear(*inputs), target, columns, scale, *options)[0]
             return reduced(losses, target, reduction, num_items_in_batch)
         rows = _linear.rows_at_once(*inputs[:2], workspace_mb, accumulate_in_float32)
-        plan = (*options, rows, accumulate_in_float32, reduction == "none")
+        plan = (*options, rows, accumulate_in_float32, reduction == "none", torch.is_grad_enabled())
         losses = _linear.Loss.apply(*inputs, target, columns, scale, *plan)  # type: ignore[no-untyped-call]
     except _checks.CONFUSED:
         _checks.explain(linear_cross_entropy, locals())

@@ -103,14 +103,16 @@ class Loss(torch.autograd.Function):
         rows: int,
         in_float32: bool,
         each: bool,
+        recorded: bool,
     ) -> Tensor:
-        wanted = tuple(bool(need) for need in ctx.needs_input_grad[:3])
+        # torch says what requires grad here even if no gradient is recorded.
+        wanted = tuple(recorded and bool(need) for need in ctx.needs_input_grad[:3])
         inputs = (x, linear, bias, target, weight, factors)
         ctx.options, ctx.room, ctx.wanted = (ignore_index, label_smoothing, z_loss), (rows, in_float32), wanted
         late = each or needs_slope(x)
         with torch.no_grad():  # torch.compile of torch 2.5 traces this with gradients on
             losses, *grads = _in_chunks(inputs, ctx.options, ctx.room, (False,) * 3 if late else wanted)
-        keep(ctx, inputs, () if late else grads)
+        keep(ctx, inputs, () if late or not any(wanted) else grads)
         return losses if each else losses.sum()
 
     @staticmethod
@@ -124,7 +126,7 @@ class Loss(torch.autograd.Function):
                 grads = _at_once(inputs, ctx.options, ctx.wanted)
             else:
                 grads = [*_in_chunks(inputs, ctx.options, ctx.room, ctx.wanted)[1:]]
-        return *grads, *(None,) * 9
+        return *grads, *(None,) * 10
 
 
 def _at_once(inputs: Sequence[Any], options: tuple[int, float, float], wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -158,7 +160,9 @@ def _in_chunks(
     flat, targets = x.reshape(target.numel(), x.shape[-1]), target.reshape(-1)
     rows, classes = flat.shape[0], linear.shape[0]
     logits = x.new_empty((min(step, rows), classes))
-    losses = torch.empty(rows, dtype=torch.float32, device=x.device)
+    # Not a view of a flat tensor: torch refuses to write in place to a Function's result that is a view.
+    losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
+    of_rows = losses.view(-1)
     of_x = torch.empty_like(flat) if wanted[0] else None
     of_linear = _Sum(linear, rows > step, in_float32) if wanted[1] else None
     of_bias = torch.zeros(classes, dtype=torch.float32, device=x.device) if wanted[2] else None
@@ -172,7 +176,7 @@ def _in_chunks(
             torch.addmm(bias, part, linear.t(), out=found)
         op = CROSS_ENTROPY_WITH_GRAD_ if any(wanted) else CROSS_ENTROPY
         factor = _of_rows(factors, here, rows, 0 if weight is None else 1)
-        losses[here] = op(found, targets[here], weight, factor, *options)[0]
+        of_rows[here] = op(found, targets[here], weight, factor, *options)[0]
         if of_x is not None:
             torch.mm(found, linear, out=of_x[here])
         if of_linear is not None:
@@ -181,7 +185,7 @@ def _in_chunks(
             of_bias += found.sum(0, dtype=torch.float32)
     del logits, found  # the result below takes their place
     return (
-        losses.reshape(target.shape),
+        losses,
         None if of_x is None else of_x.reshape(x.shape),
         None if of_linear is None else of_linear.result(),
         None if of_bias is None or bias is None else of_bias.to(bias.dtype),

@@ -38,13 +38,12 @@ def class_weights(op: str, weight: Tensor | None, x: Tensor, shape: torch.Size, 
     """The weights in float32, one for each class."""
     if weight is None:
         return None
-    check_readable(op, weight=weight)
-    same_device(op, "weight", weight, x, called)
-    require(weight.shape == shape, lambda: f"{op}: weight has shape {tuple(weight.shape)}; needed {tuple(shape)}")
-    require(
-        not (weight.requires_grad and torch.is_grad_enabled()),
-        lambda: f"{op}: weight requires grad, and the loss has no gradient for it; needed weight.detach()",
-    )
+    if not torch.compiler.is_compiling():  # it cannot trace messages; the ops check what they get
+        check_readable(op, weight=weight)
+        same_device(op, "weight", weight, x, called)
+        require(weight.shape == shape, lambda: f"{op}: weight has shape {tuple(weight.shape)}; needed {tuple(shape)}")
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{op}: weight requires grad, and the loss has no gradient for it; needed weight.detach()")
     return weight.float()
 
 
