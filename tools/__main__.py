@@ -55,6 +55,10 @@ def main(arguments: list[str]) -> int:
         )
         print(text, file=sys.stderr)
         return 1
+    except OSError as error:  # not handled by the verb: a path of the command line, or a full disk
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"python -m tools {arguments[0]}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -256,6 +256,9 @@ def test_a_yank_names_something_and_stays(house: Path, tmp_path: Path, capsys: p
     ):
         assert run(house, "--out", tmp_path / "site", "--yanked", yanks(listed, line)) == 1
         assert message in capsys.readouterr().err
+    listed.write_bytes(b"\xff")
+    assert run(house, "--out", tmp_path / "site", "--yanked", listed) == 1
+    assert "yanked.toml: 'utf-8' codec can't decode" in capsys.readouterr().err
     yanks(listed, '"1.0+cu130" = "broken"')
     assert run(house, "--out", tmp_path / "site", "--yanked", listed) == 0
     assert run(house, "--out", tmp_path / "site") == 1

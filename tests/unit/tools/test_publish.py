@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import http.client
 import http.server
 import json
 import shutil
@@ -234,6 +235,32 @@ def test_a_public_index_that_is_not_whole_is_refused(
     (folder / "precast/index.json").unlink()
     assert publish("previous", "--index", address, "--out", tmp_path / "d") == 1
     assert "/precast/index.json: HTTP Error 404" in capsys.readouterr().err
+
+
+def test_a_step_that_fails_leaves_nothing_and_can_be_repeated(
+    site: tuple[Path, str], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, address = site
+    out, wheel, content = tmp_path / "out", folder / "cu121/precast" / CU121, CU121.encode()
+    for step in (("previous", "--index", address), ("fetch", finished, "--index", address), ("stage", finished)):
+        wheel.unlink()
+        (finished / CU121).unlink()
+        assert publish(*step, "--out", out) == 1
+        assert "cu121-py3-none" in capsys.readouterr().err
+        assert not out.exists() and not list(tmp_path.glob(".out.*"))
+        wheel.write_bytes(content)
+        (finished / CU121).write_bytes(content)
+        assert publish(*step, "--out", out) == 0
+        shutil.rmtree(out)
+
+
+def test_an_answer_that_ends_early_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def ends(url: str, timeout: float) -> None:
+        raise http.client.IncompleteRead(b"half")
+
+    monkeypatch.setattr(publish_verb.urllib.request, "urlopen", ends)
+    assert publish("previous", "--index", "http://127.0.0.1:1", "--out", Path("nowhere")) == 1
+    assert "index.json: IncompleteRead" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
