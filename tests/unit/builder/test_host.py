@@ -16,7 +16,7 @@ from precast._abi.settings import Settings
 from precast._builder import catalogue, elf, flags, host, sources, toolchain
 from precast._builder.cache import Artifact, Cache
 from precast._builder.catalogue import Family
-from precast.errors import BuildFailed
+from precast.errors import BuildFailed, KernelError
 from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
