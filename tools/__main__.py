@@ -65,4 +65,10 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     # The tools use the precast of their own checkout, not an installed one.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pkg"))
-    sys.exit(main(sys.argv[1:]))
+    from precast._builder import process
+
+    process.end_cleanly()  # a job that is cancelled leaves no step of a release running, and no temporary folder
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

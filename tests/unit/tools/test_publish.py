@@ -8,7 +8,12 @@ import http.client
 import http.server
 import json
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -252,6 +257,25 @@ def test_a_step_that_fails_leaves_nothing_and_can_be_repeated(
         (finished / CU121).write_bytes(content)
         assert publish(*step, "--out", out) == 0
         shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_step_that_is_cancelled_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    # A shell's background job has SIGINT ignored, and hands that on.
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_module('tools', run_name='__main__')"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = ("publish", "previous", "--index", address, "--out", tmp_path / "out")
+        env = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT))
+        with spawn.started(sys.executable, "-c", code, *words, env=env, stderr=subprocess.PIPE) as step:
+            spawn.wait_for(lambda: list(tmp_path.iterdir()))
+            time.sleep(0.2)
+            step.send_signal(number)
+            said = step.communicate(timeout=30)[1]
+    assert step.returncode == 128 + number and not list(tmp_path.iterdir()) and not said
 
 
 def test_an_answer_that_ends_early_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
