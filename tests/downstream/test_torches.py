@@ -268,6 +268,7 @@ def test_a_cache_within_the_package_is_not_copied(cache: str, tmp_path: Path) ->
     tree = tmp_path / "ops"
     (tree / "ops").mkdir(parents=True)
     (tree / "ops" / "__init__.py").touch()
+    os.mkfifo(tree / "ops" / "waits")  # neither is a file that would never end
     settings, job = Settings(cache_dir=str(tree / cache)), Job(environments.parse_torch("2.13"), Label("cpu"))
     (environments.folder_of(job, settings) / "lib").mkdir(parents=True)
     before = wheels._digest(tree, wheels._caches(settings))

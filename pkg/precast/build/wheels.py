@@ -202,7 +202,9 @@ def _going_on(tree: Path, job: Job, settings: Settings, variables: Mapping[str, 
         if not known.is_file() or known.read_text(encoding="utf-8") != key:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            shutil.copytree(tree, place / "source", symlinks=True, ignore=lambda *listed: _left(tree, *listed, caches))
+            shutil.copytree(
+                tree, place / "source", symlinks=True, ignore=lambda *listed: _left(tree, listed[0], listed[1], caches)
+            )
             known.write_text(key, encoding="utf-8")
         elif count := _objects(place):
             print(f"{job.name}: goes on with {count} objects of an earlier build", flush=True)
@@ -251,8 +253,9 @@ def _digest(tree: Path, caches: Collection[Path] = ()) -> str:
 
 
 def _left(tree: Path, folder: str, names: list[str], caches: Collection[Path] = ()) -> set[str]:
-    cached = {name for name in names if Path(folder, name) in caches}
-    return cached | shutil.ignore_patterns(*_LEFT)(folder, names) | (_LEFT_AT_TOP if Path(folder) == tree else set())
+    paths = {name: Path(folder, name) for name in names}
+    left = {name for name, path in paths.items() if path in caches or path.is_fifo() or path.is_socket()}
+    return left | shutil.ignore_patterns(*_LEFT)(folder, names) | (_LEFT_AT_TOP if Path(folder) == tree else set())
 
 
 def _requires(source: Path, made: Environment, work: Path) -> Path:
