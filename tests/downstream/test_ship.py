@@ -282,6 +282,19 @@ def test_an_index_lists_every_wheel_in_a_folder_and_loses_none(
     assert "notes.whl cannot be read as a wheel" in capsys.readouterr().err
 
 
+def test_an_index_takes_no_wheel_that_installers_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = make_wheel(tmp_path / "a", name="my_ops", version="1.0+cu130.torch2.13", files={"my_ops/x.py": b"damaged"})
+    data = whole.read_bytes()
+    whole.write_bytes(data.replace(b"damaged", b"changed", 1))
+    other = make_wheel(tmp_path / "b", name="my_ops", metadata="Name: other\nVersion: 1.0\n")
+    older = make_wheel(tmp_path / "c", name="my_ops", metadata="Name: my_ops\nVersion: 0.9\n")
+    for wheel, said in ((whole, "Bad CRC-32"), (other, "other 1.0 in its METADATA"), (older, "my_ops 0.9 in its")):
+        assert build_main.main(["index", str(wheel), "-o", str(tmp_path / "site")]) == 1
+        assert said in capsys.readouterr().err and not (tmp_path / "site").exists()
+    whole.write_bytes(data)
+    assert build_main.main(["index", str(whole), "-o", str(tmp_path / "site")]) == 0
+
+
 def test_what_is_no_wheel_or_no_test_is_said_before_a_torch_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

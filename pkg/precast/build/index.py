@@ -42,6 +42,7 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
     """
     placed: dict[Path, Path] = {}
     for wheel in wheels:
+        _refuse_unfit(wheel)
         folder = site / label_of(wheel) / index_pages.normal(xray.name_of(wheel)["name"])
         target = folder / wheel.name
         other = placed.setdefault(target, target if target.exists() else wheel)
@@ -70,6 +71,24 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
             _write(staged, index, index_pages.root(sorted(names)))
         staged.place()
     return list(placed)
+
+
+def _refuse_unfit(wheel: Path) -> None:
+    """KernelError for a wheel that no installer takes: a damaged file, or metadata of another project or version."""
+    with xray.opened(wheel) as archive:
+        for member in archive.files:
+            for _ in archive.pieces(member):  # zipfile compares the checksum at the end
+                pass
+    name, said = xray.name_of(wheel), wheel_file.headers(wheel_rules.metadata(wheel))
+    pairs = [(index_pages.normal(text), index_pages.normal(said.get(key, "")))
+             for key, text in (("Name", name["name"]), ("Version", name["version"]))]  # fmt: skip
+    if any(one != other for one, other in pairs):
+        raise KernelError(
+            f"{wheel} has another name than its metadata",
+            found=f"{said.get('Name')} {said.get('Version')} in its METADATA",
+            needed=f"{name['name']} {name['version']}, because installers compare both",
+            fix="build the wheel again",
+        )
 
 
 def label_of(wheel: Path) -> str:
