@@ -55,10 +55,20 @@ def main(arguments: list[str]) -> int:
         )
         print(text, file=sys.stderr)
         return 1
+    except OSError as error:  # not handled by the verb: a path of the command line, or a full disk
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"python -m tools {arguments[0]}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     return status
 
 
 if __name__ == "__main__":
     # The tools use the precast of their own checkout, not an installed one.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pkg"))
-    sys.exit(main(sys.argv[1:]))
+    from precast._builder import process
+
+    process.end_cleanly()  # a job that is cancelled leaves no step of a release running, and no temporary folder
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -8,6 +8,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,13 @@ def test_a_name_is_held_against_the_bytes(
 def test_a_row_of_record_is_held_against_its_file(free_wheel: Path, tmp_path: Path) -> None:
     changed = rewritten(free_wheel, tmp_path, lambda files, name: files.update({f"{name}/late.py": b""}), record=False)
     assert [v.reason for v in audit.audit(changed)[0]] == ["RECORD"]
+    for record in (b"\xff,\xfe,1\n", b"a," + b"x" * 200_000 + b",1\n", b"a,b\n"):
+        broken = rewritten(free_wheel, tmp_path, partial(_with_record, content=record), record=False)
+        assert {v.reason for v in audit.audit(broken)[0]} == {"RECORD"}
+
+
+def _with_record(files: Files, _: str, *, content: bytes) -> None:
+    files.update({name: content for name in files if name.endswith("RECORD")})
 
 
 def test_what_is_no_wheel_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

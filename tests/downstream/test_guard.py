@@ -427,3 +427,12 @@ def test_of_two_nvrtcs_the_one_that_serves_more_drivers_serves(tmp_path: Path) -
         merging._merged([old, more], "ops/_C")
     apart = of_device(tmp_path, "apart", image("compute_70", "13.0.88", "e"))
     assert len(merging._merged([new, apart], "ops/_C")[0].device) == 2, "other targets are joined"
+
+
+def test_a_wheel_with_a_damaged_file_is_refused_in_words(
+    tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = library(tmp_path, MODULE.format(name="fused", mark=1))
+    wheel = make({"ops/__init__.py": "damaged = 1\n", f"ops/fused{SUFFIX}": module})
+    wheel.write_bytes(wheel.read_bytes().replace(b"damaged", b"changed", 1))
+    assert "Bad CRC-32" in refused(capsys, tmp_path / "out", wheel, "--torch", this_torch())

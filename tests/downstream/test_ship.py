@@ -261,6 +261,71 @@ def test_an_index_has_a_folder_for_each_label_and_keeps_what_it_has(
         assert build_main.main(["index", str(tmp_path / name), "-o", str(tmp_path / "site")]) == 1
 
 
+def test_an_index_lists_every_wheel_in_a_folder_and_loses_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site"
+    twins = [make_wheel(tmp_path / name, name="my_ops", requires=[name]) for name in ("torch", "numpy")]
+    assert build_main.main(["index", *map(str, twins), "-o", str(site)]) == 1
+    assert f"{twins[0]} already exists with other bytes" in capsys.readouterr().err and not site.exists()
+    assert build_main.main(["index", str(twins[0]), str(twins[0]), "-o", str(site)]) == 0
+    by_hand = make_wheel(site / "all" / "my-ops", name="my_ops", version="1.5")
+    late = make_wheel(tmp_path, name="my_ops", version="2.0", python=">=3.10é")
+    dotted = make_wheel(tmp_path, name="my.other.ops")
+    assert build_main.main(["index", str(late), str(dotted), "-o", str(site)]) == 0
+    document = json.loads((site / "all" / "my-ops" / "index.json").read_text(encoding="utf-8"))
+    assert document["versions"] == ["1.0", "1.5", "2.0"] and by_hand.with_name(f"{by_hand.name}.metadata").is_file()
+    assert document["files"][2]["requires-python"] == ">=3.10é"
+    assert (site / "all" / "my-other-ops" / dotted.name).is_file(), "a name that older setuptools write"
+    (site / "all" / "my-ops" / "notes.whl").write_bytes(b"x")
+    assert build_main.main(["index", str(late), "-o", str(site)]) == 1
+    assert "notes.whl cannot be read as a wheel" in capsys.readouterr().err
+
+
+def test_an_index_takes_no_wheel_that_installers_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = make_wheel(tmp_path / "a", name="my_ops", version="1.0+cu130.torch2.13", files={"my_ops/x.py": b"damaged"})
+    data = whole.read_bytes()
+    whole.write_bytes(data.replace(b"damaged", b"changed", 1))
+    other = make_wheel(tmp_path / "b", name="my_ops", metadata="Name: other\nVersion: 1.0\n")
+    older = make_wheel(tmp_path / "c", name="my_ops", metadata="Name: my_ops\nVersion: 0.9\n")
+    for wheel, said in ((whole, "Bad CRC-32"), (other, "other 1.0 in its METADATA"), (older, "my_ops 0.9 in its")):
+        assert build_main.main(["index", str(wheel), "-o", str(tmp_path / "site")]) == 1
+        assert said in capsys.readouterr().err and not (tmp_path / "site").exists()
+    whole.write_bytes(data)
+    assert build_main.main(["index", str(whole), "-o", str(tmp_path / "site")]) == 0
+
+
+def test_what_is_no_wheel_or_no_test_is_said_before_a_torch_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(environments, "environment")
+    wheel, gone = make_wheel(tmp_path, name="my_ops"), tmp_path / "gone.py"
+    for pair, said in (((gone, tmp_path), "cannot be read"), ((wheel, gone), "cannot be run")):
+        assert build_main.main(["test", str(pair[0]), "--torch", "2.13", "--tests", str(pair[1])]) == 1
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["class", "queue", "torch", "precast", "tests", "_ops", "ops_", "1ops", "my-ops", "Ops"]
+)
+def test_a_name_that_cannot_be_a_package_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        build_main.main(["init", name])
+    assert f"{name} is no name for a package" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ops").symlink_to("nowhere/ops")
+    assert build_main.main(["init", "ops"]) == 1
+    assert capsys.readouterr().err == "python -m precast.build init: ops: File exists\n"
+
+
 def test_a_test_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"the test .*gone\.py cannot be run"):
         trying._copied(tmp_path / "gone.py", tmp_path / "to")

@@ -12,7 +12,7 @@ import pytest
 from precast._abi.settings import Settings
 from precast.build import __main__ as build_main
 from precast.build import compilers, environments, planning, wheels
-from precast.build.environments import Environment
+from precast.build.environments import Environment, Job
 from precast.core.capability import GpuTarget
 from precast.core.manifest import BuildInfo
 from precast.core.version import Label
@@ -261,3 +261,18 @@ def test_only_what_builds_left_at_the_top_is_left_out(tmp_path: Path) -> None:
     names = ["build", "dist", "a.so", "a.cpp", "x.egg-info"]
     assert wheels._left(tmp_path, str(tmp_path), names) & set(names) == {"build", "dist", "a.so", "x.egg-info"}
     assert wheels._left(tmp_path, str(tmp_path / "pkg"), names) == {"a.so", "x.egg-info"}
+
+
+@pytest.mark.parametrize("cache", [".cache", ".ci/deep/cache", "."])
+def test_a_cache_within_the_package_is_not_copied(cache: str, tmp_path: Path) -> None:
+    tree = tmp_path / "ops"
+    (tree / "ops").mkdir(parents=True)
+    (tree / "ops" / "__init__.py").touch()
+    os.mkfifo(tree / "ops" / "waits")  # neither is a file that would never end
+    settings, job = Settings(cache_dir=str(tree / cache)), Job(environments.parse_torch("2.13"), Label("cpu"))
+    (environments.folder_of(job, settings) / "lib").mkdir(parents=True)
+    before = wheels._digest(tree, wheels._caches(settings))
+    with wheels._going_on(tree, job, settings, {}) as place:
+        copied = [path.relative_to(place / "source") for path in (place / "source").rglob("*") if path.is_file()]
+        assert copied == [Path("ops/__init__.py")]
+        assert wheels._digest(tree, wheels._caches(settings)) == before

@@ -7,14 +7,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import BytesParser
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
-from precast._builder import index_pages
+from precast._builder import index_pages, wheel_file
 from precast._builder.archives import BadArchive, open_tar
 from precast.errors import KernelError
 from tools.shared import wheelhouse
@@ -58,7 +57,7 @@ def read_dist(path: Path) -> Dist:
         version, machines, metadata = _read_sdist(path)
     else:
         version, machines, metadata = _read_wheel(path)
-    message = BytesParser().parsebytes(metadata)
+    message = wheel_file.headers(metadata)
     said = (index_pages.normal(message.get("Name", "")), message.get("Version", ""))
     if said != (PROJECT, str(version)):
         raise IndexRefused(f"{path}: its metadata says {said[0]} {said[1]}, its name {PROJECT} {version}")

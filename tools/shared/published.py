@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,8 @@ from urllib.parse import unquote
 
 from packaging.version import Version
 
-from precast._builder.tables import MatrixError, Table
+from precast._builder.tables import MatrixError, Table, read_toml
 from tools.shared.dists import PROJECT, Dist, IndexRefused, read_dist, refuse_twice
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SUFFIXES = (".whl", ".tar.gz")
 LABELS = "_labels"  # a key of the root page; PEP 691 allows own keys with an underscore in its meta
@@ -124,10 +118,11 @@ def read_yanks(path: Path, dists: Sequence[Dist], before: Sequence[Published]) -
     IndexRefused for an entry that matches nothing, and for a removed entry, because installers may have skipped the
     file.
     """
+    document = read_toml(path)
     try:
-        table = Table(tomllib.loads(path.read_text(encoding="utf-8")), path.name).table("yanked")
+        table = Table(document, path.name).table("yanked")
         reasons = {key: table.take(key, str) for key in tuple(table.values)}
-    except (OSError, tomllib.TOMLDecodeError, MatrixError) as error:
+    except MatrixError as error:
         raise IndexRefused(f"{path}: {error}") from error
     found: dict[str, str] = {}
     for key, reason in reasons.items():

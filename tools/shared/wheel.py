@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
@@ -57,7 +54,7 @@ class Wheel:
 
     def metadata(self, file: str) -> Message:
         """METADATA or WHEEL, parsed; empty if it is missing, which the audit reports."""
-        return message_from_bytes(self.files.get(f"{self.dist_info}/{file}", b""))
+        return wheel_file.headers(self.files.get(f"{self.dist_info}/{file}", b""))
 
     def below(self, folder: str) -> dict[str, bytes]:
         """The files below a folder, by their relative paths."""
@@ -98,7 +95,7 @@ def record_errors(wheel: Wheel) -> Iterator[tuple[str, str, str]]:
     """Every disagreement between RECORD and the archive, as (file, wanted, found)."""
     record = f"{wheel.dist_info}/RECORD"
     listed: dict[str, tuple[str, str]] = {}
-    for row in csv.reader(io.StringIO(wheel.files.get(record, b"").decode("utf-8", "replace"))):
+    for row in wheel_file.record_rows(wheel.files.get(record, b"")):
         if len(row) != 3:
             yield record, "rows of path, hash, size", repr(row)
         elif row[0] in listed:

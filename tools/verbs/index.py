@@ -8,6 +8,7 @@ has seen it. Exit status: 0; 1 when a file does not belong there, and then nothi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -40,15 +41,18 @@ def build(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         site, old = Path(folder) / "site", Path(folder) / "old"
         write(site, dists, texts)
-        if out.exists():
-            out.rename(old)  # deleted with the temporary folder; the new site has all of its files
-        try:
+        with contextlib.ExitStack() as undo:
+            if out.exists():
+                undo.callback(_put_back, old, out)  # also after an interrupt between the two steps
+                out.rename(old)  # deleted with the temporary folder; the new site has all of its files
             site.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
+            undo.pop_all()
     return dists
+
+
+def _put_back(old: Path, out: Path) -> None:
+    if old.exists():
+        old.rename(out)
 
 
 def published(previous: Path | None, out: Path, *, fresh: bool) -> list[Published]:

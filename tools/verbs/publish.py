@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,8 @@ def _files(folder: Path) -> list[Path]:
     if not records:
         raise NotPublished(f"{folder}: no finished files; `python -m tools build` makes them")
     for record in records:
+        if not (folder / record.file).is_file():
+            raise NotPublished(f"{folder / record.file}: not there, though its record is")
         _same(record.file, _sha256(folder / record.file), record.sha256, "its record says")
     return [folder / record.file for record in records]
 
@@ -176,7 +180,7 @@ def _get(url: str) -> bytes:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             data: bytes = answer.read()
             return data
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:  # such as an answer that ends early
         raise NotPublished(f"{url}: {error}") from error
 
 
@@ -253,12 +257,14 @@ def _step(options: argparse.Namespace) -> str:
         return publish(options.tag)
     if options.out.exists():
         raise NotPublished(f"{options.out} is there already: it may hold what does not belong here")
-    if options.step == "previous":
-        count = previous(options.index, options.out)
-        return f"{options.out}: {count} files of {options.index}"
-    found = (
-        stage(options.wheelhouse, options.out)
-        if options.step == "stage"
-        else fetch(options.wheelhouse, options.index, options.out)
-    )
-    return "\n".join(path.name for path in found)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{options.out.name}.", dir=options.out.parent) as folder:
+        out = Path(folder) / "out"  # so that a step that fails leaves nothing, and can be repeated
+        if options.step == "previous":
+            said = f"{options.out}: {previous(options.index, out)} files of {options.index}"
+        elif options.step == "stage":
+            said = "\n".join(path.name for path in stage(options.wheelhouse, out))
+        else:
+            said = "\n".join(path.name for path in fetch(options.wheelhouse, options.index, out))
+        out.rename(options.out)
+    return said

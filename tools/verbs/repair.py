@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from precast._builder import headers, matrix, provenance
-from precast._builder.wheel_file import moment_of, write_wheel
-from precast.core.manifest import BuildInfo, BuildMode
+from precast._builder.wheel_file import moment_of, stated_epoch, write_wheel
+from precast.core.manifest import BuildInfo, BuildMode, ManifestError
 from precast.errors import KernelError
 from tools.shared import sbom
 from tools.shared.wheel import MANIFEST, NotAWheel, read_wheel
@@ -43,7 +43,7 @@ sys.exit(main())
 def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
     """Write the published form of a wheel to ``out``, atomically."""
     out.mkdir(parents=True, exist_ok=True)
-    info = BuildInfo.from_json(read_wheel(wheel).files[MANIFEST].decode("utf-8"))
+    info = _manifest(wheel)
     with tempfile.TemporaryDirectory(prefix="precast-repair-") as folder:
         tagged = (
             wheel if info.mode is BuildMode.PURE else _tagged(wheel, Path(folder), known, info.host[0].machine, epoch)
@@ -55,6 +55,18 @@ def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
     files = {**made.files, f"{made.dist_info}/{sbom.NAME}": document}
     write_wheel(out / tagged.name, made.dist_info, files, epoch)
     return out / tagged.name
+
+
+def _manifest(wheel: Path) -> BuildInfo:
+    try:
+        return BuildInfo.from_json(read_wheel(wheel).files[MANIFEST].decode("utf-8"))
+    except (KeyError, UnicodeDecodeError, ManifestError) as error:
+        raise KernelError(
+            f"{wheel.name} cannot be repaired",
+            found=f"no {MANIFEST} in it" if isinstance(error, KeyError) else f"{MANIFEST}: {error}",
+            needed="a wheel of precast, with the manifest that its build wrote",
+            fix="build the wheel again: PRECAST_LABEL=cpu pip wheel --no-deps -w dist .",
+        ) from error
 
 
 def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch: int) -> Path:
@@ -88,12 +100,8 @@ def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch
 
 def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
     """SOURCE_DATE_EPOCH, else the time of the commit, from git or the sdist; else KernelError."""
-    said = environ.get("SOURCE_DATE_EPOCH", "")
-    if said:
-        if not said.isascii() or not said.isdecimal():
-            raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said!r}", fix="unset it")
-        return int(said)
-    epoch = provenance.of(root).epoch
+    said = stated_epoch(environ)
+    epoch = provenance.of(root).epoch if said is None else said
     if epoch is None:
         raise KernelError(
             "nobody knows the moment of these sources",

@@ -30,7 +30,6 @@ from precast._builder import (
     process,
     sources,
     toolchain,
-    trust,
 )
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
@@ -394,7 +393,7 @@ def edge(
             "ninja cannot build a file whose name has a line break",
             found=f"{broken!r}",
             needed="a name without a line break",
-            fix=trust.another(Path(broken)),
+            fix="move it to a folder whose path has no line break",  # no cache has one
         )
     named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]
     escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])

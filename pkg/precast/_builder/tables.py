@@ -31,7 +31,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A file as plain values; MatrixError if it cannot be read."""
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not TOML, or not UTF-8
         raise MatrixError(f"{path}: {error}") from error
     return document
 

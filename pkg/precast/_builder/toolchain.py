@@ -37,7 +37,10 @@ def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compi
     cross = None if machine in (None, platform.machine()) else machine
     names: tuple[str, ...] = _COMPILERS if cross is None else (f"{cross}-linux-gnu-g++",)
     if cxx:
-        words = shlex.split(cxx)
+        try:
+            words = shlex.split(cxx)
+        except ValueError as error:  # a quotation mark without its partner
+            return None, (f"compiler: CXX={cxx!r} cannot be read: {error}",)
         if len(words) > 1 and Path(words[0]).name in _WRAPPERS:
             words = words[1:]
         if len(words) != 1:

@@ -9,16 +9,19 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
+from email import message_from_string
+from email.message import Message
 from pathlib import Path
 
 from precast._builder import staging
 from precast.errors import KernelError
 
-_EARLIEST = 315532800  # 1980-01-01: zip archives have no earlier time, and only even seconds
+_EARLIEST, _LATEST = 315532800, 4354819198  # 1980 to 2107: zip archives have no other time, and only even seconds
 UNIX = 3
 PERMISSIONS = 0o100644 << 16  # a plain file
 PROGRAM = 0o100755 << 16  # a plain file that installers make executable
@@ -26,9 +29,33 @@ _PLAIN = re.compile(r"[^\x00-\x1f\\\x7f]+")
 LEVEL = 9  # 2 % smaller than level 6, for two more seconds per wheel
 
 
+def headers(data: bytes) -> Message:
+    """The headers of METADATA or WHEEL, whose values are text.
+
+    Read from bytes, a value that is not ASCII is an object of another class, on which functions for text fail.
+    """
+    return message_from_string(data.decode("utf-8", "replace"))
+
+
+def record_rows(record: bytes) -> Iterator[list[str]]:
+    """The rows of RECORD, of path, hash and size; a part that cannot be read is a row of the error alone."""
+    try:
+        yield from csv.reader(io.StringIO(record.decode("utf-8", "replace")))
+    except csv.Error as error:
+        yield [str(error)]
+
+
 def moment_of(epoch: int) -> datetime:
     """The nearest time that a zip archive can hold for a SOURCE_DATE_EPOCH."""
-    return datetime.fromtimestamp(max(epoch - epoch % 2, _EARLIEST), timezone.utc)
+    return datetime.fromtimestamp(min(max(epoch - epoch % 2, _EARLIEST), _LATEST), timezone.utc)
+
+
+def stated_epoch(environ: Mapping[str, str] = os.environ) -> int | None:
+    """SOURCE_DATE_EPOCH; None if it is not set or empty. KernelError if it is no number of seconds."""
+    said = environ.get("SOURCE_DATE_EPOCH", "")
+    if not re.fullmatch(r"[0-9]{0,18}", said):
+        raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said[:40]!r}", fix="unset SOURCE_DATE_EPOCH")
+    return int(said) if said else None
 
 
 def write_wheel(

@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from email import message_from_bytes
 from functools import partial
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
 
-from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, torch_names
+from precast._builder import archives, bindings, cpu_code, dlopen, elf, fatbin, torch_names, wheel_file
 from precast.core import files, pip
 from precast.core.capability import CompiledCode, DeviceCode, GpuTarget
 from precast.core.manifest import GUARD_MARK, MAX_FILE_BYTES, MAX_MANIFEST_BYTES, BuildInfo, HostFile, ManifestError
@@ -27,7 +26,7 @@ from precast.core.version import Release
 from precast.errors import KernelError
 
 NAME = re.compile(
-    r"(?P<name>\w+)-(?P<version>[^-]+)(-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl"
+    r"(?P<name>[\w.]+)-(?P<version>[^-]+)(-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl"
 )
 _MODULE = re.compile(r"(?P<name>[^.]+)\.(?:(?:cpython-(?P<python>3\d+t?)-[\w-]+|(?P<limited>abi3)(?:-[\w-]+)?)\.)?so")
 _LIBRARY = re.compile(r"[^/]+\.so(?:\.\d+)*")
@@ -218,7 +217,7 @@ def _contents(path: Path, held: Mapping[str, _File], match: re.Match[str] | None
         path.name,
         tuple(_with_provided(libraries)),
         tuple((where.rpartition("/")[0], info) for where, info in manifests.items()),
-        stated_torch(version, message_from_bytes(metadata).get_all("Requires-Dist") or ()),
+        stated_torch(version, wheel_file.headers(metadata).get_all("Requires-Dist") or ()),
         tag,
         version,
         tuple(unread),

@@ -148,6 +148,6 @@ def _days(text: str) -> float:
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)B?", text.upper())
-    if match is None:
+    if match is None or len(text) > 30:  # a number that is still finite
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; needed one such as 500M or 2G")
     return int(float(match[1]) * _UNITS[match[2]])

@@ -156,9 +156,12 @@ def _build_images(family: Family, targets: list[GpuTarget], builders: Builders, 
 
 def _targets(text: str) -> tuple[GpuTarget, ...]:
     try:
-        return parse_arch_list(text)
+        targets = parse_arch_list(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    if not targets:
+        raise argparse.ArgumentTypeError(f"{text!r} names no GPU; needed one such as sm_121 or '9.0;12.1+PTX'")
+    return targets
 
 
 def _count(text: str) -> int:

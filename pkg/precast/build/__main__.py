@@ -55,7 +55,12 @@ def main(arguments: list[str]) -> int:
         except KernelError as error:  # Python 3.10 without tomli
             print(error, file=sys.stderr)
             return 2
-        return verb(arguments[1:])
+        try:
+            return verb(arguments[1:])
+        except OSError as error:  # not handled by the verb: a path of the command line, or a full disk
+            where = f"{error.filename}: " if error.filename is not None else ""
+            print(f"python -m precast.build {arguments[0]}: {where}{error.strerror or error}", file=sys.stderr)
+            return 1
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)

@@ -8,16 +8,14 @@ without a violation is then imported, in a child process. Nothing of a wheel is 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 
-from precast._builder import bindings, elf, fatbin, packing, xray, xray_problems, xray_verdict
+from precast._builder import bindings, elf, fatbin, packing, wheel_file, xray, xray_problems, xray_verdict
 from precast._load import prebuilt
 from precast.build import alone, answering, calls, described, finished, ownership, trial, wheel
 from precast.core import verify
@@ -326,7 +324,7 @@ def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> It
     if not metadata.is_file():
         yield Rejection("metadata", "a file", "not there", metadata.relative_to(root).as_posix())
         return
-    said = message_from_bytes(metadata.read_bytes())
+    said = wheel_file.headers(metadata.read_bytes())
     requires = said.get_all("Requires-Dist") or []
     why = described.why_precast(infos, alone.importing({where: _source(root / where) for where in _python(root)}))
     if why and not any(REQUIRES.match(text) for text in requires):
@@ -341,7 +339,9 @@ def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> It
 
 
 def _record(root: Path, record: Path) -> Iterator[Rejection]:
-    rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines())) if record.is_file() else []
+    rows = list(wheel_file.record_rows(record.read_bytes())) if record.is_file() else []
+    for row in (row for row in rows if len(row) != 3):
+        yield Rejection("RECORD", "rows of path, hash and size", repr(row)[:200], record.relative_to(root).as_posix())
     listed = {row[0]: row[1] for row in rows if len(row) == 3}
     there = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file() and path != record}
     for where in sorted({*listed, *there} - {record.relative_to(root).as_posix()}):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from precast._builder import archives, torch_names, xray, xray_verdict
+from precast._builder import torch_names, xray, xray_verdict
 from precast.build import alone, facts, linked, wheel
 from precast.build.stated import NOTHING, Stated, is_classic, without_old
 from precast.core import opening, verify
@@ -152,7 +152,7 @@ def at(folder: str, path: str) -> str:
 
 def _files(path: Path) -> tuple[dict[str, bytes], frozenset[str]]:
     """The files of a wheel, and which of them are executable."""
-    with archives.open_zip(path) as archive:
+    with xray.opened(path) as archive:
         programs = frozenset(member.filename for member in archive.files if _is_program(member))
         return {member.filename: archive.read(member) for member in archive.files}, programs
 

@@ -9,7 +9,6 @@ The same input gives the same bytes. A wheel must pass the audit before it is mo
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -117,7 +116,7 @@ def _write(group: list[Finished], staged: Staged, how: How) -> Path:
         print(f"{path.name}: requires precast, because {why}")
     for place, release in sorted({(old.path, old.stated) for one in group for old in one.old}):
         print(f"{path.name}: left out, because precast is for torch {CLASSIC_FLOOR} and newer: {place}, for {release}")
-    wheel_file.write_wheel(path, dist_info, files, int(os.environ.get("SOURCE_DATE_EPOCH", "0")), programs)
+    wheel_file.write_wheel(path, dist_info, files, wheel_file.stated_epoch() or 0, programs)
     return path
 
 

@@ -11,10 +11,9 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from email import message_from_bytes
 from pathlib import Path
 
-from precast._builder import index_pages, staging, xray
+from precast._builder import index_pages, staging, wheel_file, xray
 from precast._builder.staging import Staged
 from precast.build import wheel as wheel_rules
 from precast.core import verify
@@ -41,32 +40,55 @@ def add(wheels: Iterable[Path], site: Path) -> list[Path]:
 
     KernelError for a file that is no wheel, and for a wheel that the site has with other bytes.
     """
-    placed = []
+    placed: dict[Path, Path] = {}
     for wheel in wheels:
+        _refuse_unfit(wheel)
         folder = site / label_of(wheel) / index_pages.normal(xray.name_of(wheel)["name"])
         target = folder / wheel.name
-        if target.exists() and target.read_bytes() != wheel.read_bytes():
+        other = placed.setdefault(target, target if target.exists() else wheel)
+        if other.read_bytes() != wheel.read_bytes():
             raise KernelError(
-                f"{target} already exists with other bytes",
-                found=f"sha256 {_digest(target)}, not {_digest(wheel)}",
+                f"{other} already exists with other bytes",
+                found=f"sha256 {_digest(other)}, not {_digest(wheel)} as {wheel}",
                 needed="another version: installers keep a file that they have seen",
                 fix="raise the version, and build again",
             )
-        placed.append((wheel, target))
+        placed[target] = wheel
     with staging.staged(site) as staged:
-        for wheel, target in placed:
+        for target, wheel in placed.items():
             if not target.exists():
                 shutil.copyfile(wheel, staged.path(str(target.relative_to(site))))
             metadata = staged.path(str(target.relative_to(site).with_name(f"{target.name}.metadata")))
             metadata.write_bytes(wheel_rules.metadata(wheel))
-        for project in sorted({target.parent.relative_to(site) for _, target in placed}):
+        for project in sorted({target.parent.relative_to(site) for target in placed}):
+            for wheel in (site / project).glob("*.whl"):  # also one that was copied here by hand
+                if not wheel.with_name(f"{wheel.name}.metadata").exists():
+                    staged.path(f"{project}/{wheel.name}.metadata").write_bytes(wheel_rules.metadata(wheel))
             _write(staged, project, _files(site / project, staged.path(f"{project}/index.html").parent))
-        for index in sorted({target.parents[1].relative_to(site) for _, target in placed}):
+        for index in sorted({target.parents[1].relative_to(site) for target in placed}):
             both = (site / index, staged.path(f"{index}/index.html").parent)
             names = {path.parent.name for folder in both for path in folder.glob("*/index.html")}
             _write(staged, index, index_pages.root(sorted(names)))
         staged.place()
-    return [target for _, target in placed]
+    return list(placed)
+
+
+def _refuse_unfit(wheel: Path) -> None:
+    """KernelError for a wheel that no installer takes: a damaged file, or metadata of another project or version."""
+    with xray.opened(wheel) as archive:
+        for member in archive.files:
+            for _ in archive.pieces(member):  # zipfile compares the checksum at the end
+                pass
+    name, said = xray.name_of(wheel), wheel_file.headers(wheel_rules.metadata(wheel))
+    pairs = [(index_pages.normal(text), index_pages.normal(said.get(key, "")))
+             for key, text in (("Name", name["name"]), ("Version", name["version"]))]  # fmt: skip
+    if any(one != other for one, other in pairs):
+        raise KernelError(
+            f"{wheel} has another name than its metadata",
+            found=f"{said.get('Name')} {said.get('Version')} in its METADATA",
+            needed=f"{name['name']} {name['version']}, because installers compare both",
+            fix="build the wheel again",
+        )
 
 
 def label_of(wheel: Path) -> str:
@@ -84,9 +106,9 @@ def _files(project: Path, added: Path) -> dict[str, str]:
     for wheel in wheels:
         place = added if (added / f"{wheel.name}.metadata").is_file() else project
         metadata = (place / f"{wheel.name}.metadata").read_bytes()
-        python = message_from_bytes(metadata).get("Requires-Python")
+        python = wheel_file.headers(metadata).get("Requires-Python")
         entries.append(index_pages.entry(wheel.name, _digest(wheel), wheel.stat().st_size, python, metadata))
-    return index_pages.project(project.name, entries, (wheel.name.split("-")[1] for wheel in wheels))
+    return index_pages.project(project.name, entries, (xray.name_of(wheel)["version"] for wheel in wheels))
 
 
 def _write(staged: Staged, folder: Path, pages: dict[str, str]) -> None:

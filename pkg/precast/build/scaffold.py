@@ -9,6 +9,8 @@ torch from 2.10 on, ``--cuda`` by NVRTC and ``--triton`` for every torch. With `
 from __future__ import annotations
 
 import argparse
+import keyword
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -241,6 +243,13 @@ _IGNORED = (
 )
 
 
+# As the import name, and with dashes as the name on an index, which has no dash at an end.
+_NAME = re.compile(r"[a-z]([a-z0-9_]*[a-z0-9])?")
+# What tests of the package import, from a folder in which its own name comes first; and folders of the package.
+_TAKEN = {*sys.stdlib_module_names, "precast", "torch", "triton", "numpy", "setuptools", "pytest"}
+_TAKEN |= {"build", "csrc", "dist", "setup", "tests"}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the package into a new folder. Exit status 2: a bad name, or the folder is there."""
     parser = argparse.ArgumentParser(prog="python -m precast.build init", description=__doc__)
@@ -251,8 +260,11 @@ def main(arguments: Sequence[str]) -> int:
     gpu.add_argument("--triton", action="store_true", help="a Triton kernel")
     options = parser.parse_args(arguments)
     root = Path(options.name)
-    if not (options.name.isidentifier() and options.name.isascii() and options.name == options.name.lower()):
-        parser.error(f"{options.name} is no name for a package: needed lower-case letters, digits and underscores")
+    if not _NAME.fullmatch(options.name):
+        needed = "lower-case letters, digits and underscores, between a letter and a letter or digit"
+        parser.error(f"{options.name} is no name for a package: needed {needed}")
+    if options.name in _TAKEN or keyword.iskeyword(options.name):
+        parser.error(f"{options.name} is no name for a package: it means something else to Python, or in this package")
     if root.exists():
         parser.error(f"{root.absolute()} is there: name another, or remove it")
     cpp = options.cpp or not (options.cuda or options.triton)

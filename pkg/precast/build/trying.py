@@ -15,12 +15,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from email import message_from_bytes
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from precast._abi.settings import Settings
-from precast._builder import failure, process
+from precast._builder import failure, process, wheel_file
 from precast._load import probe
 from precast.build import environments, wheels
 from precast.build import wheel as wheel_rules
@@ -75,6 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(str(error))
     settings, failed = probe.read_settings(building=True), False
     try:
+        _refuse_missing(options.wheels, options.tests)
         for wheel in options.wheels:
             for job in jobs:
                 done = tried(wheel, job, options.tests, options.requires, settings)
@@ -84,6 +84,14 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return int(failed)
+
+
+def _refuse_missing(paths: Sequence[Path], tests: Sequence[Path]) -> None:
+    """KernelError for what is no wheel or no test, before a torch is installed, which takes minutes."""
+    for wheel in paths:
+        _requirements(wheel)
+    for path in tests:
+        _there(path)
 
 
 def tried(wheel: Path, job: Job, tests: Sequence[Path], requires: Sequence[str], settings: Settings) -> Tried:
@@ -141,23 +149,27 @@ def _no_proof(places: Sequence[str], skipped: int, listed: Sequence[str]) -> str
 def _copied(path: Path, to: Path) -> str:
     """Copy a test file or folder; return its name."""
     to.mkdir(exist_ok=True)
+    _there(path)
     if path.is_dir():
         shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-    elif path.is_file():
-        shutil.copy(path, to / path.name)
     else:
+        shutil.copy(path, to / path.name)
+    return path.name
+
+
+def _there(path: Path) -> None:
+    if not (path.is_dir() or path.is_file()):
         raise KernelError(
             f"the test {path} cannot be run",
             found="no file or folder of that name",
             needed="a file or a folder with tests for pytest",
             fix="repeat the command with tests that exist: a file or a folder",
         )
-    return path.name
 
 
 def _requirements(wheel: Path) -> list[str]:
     """The requirements of a wheel without extras, torch and precast."""
-    message = message_from_bytes(wheel_rules.metadata(wheel))
+    message = wheel_file.headers(wheel_rules.metadata(wheel))
     return [text for text in message.get_all("Requires-Dist", ()) if not re.search(r";.*\bextra\b", text)]
 
 

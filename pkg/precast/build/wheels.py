@@ -19,12 +19,12 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._builder import lock, tables, xray
+from precast._builder import lock, roots, tables, xray
 from precast._load import probe
 from precast._version import __version__
 from precast.build import environments, guarding, planning
@@ -192,14 +192,19 @@ def _going_on(tree: Path, job: Job, settings: Settings, variables: Mapping[str, 
     """
     targets = environments.targets_of(job.label, settings) if job.label.cuda is not None else ()
     flags = {name: os.environ.get(name, "") for name in _FLAGS}
-    key = json.dumps([_digest(tree), list(map(str, targets)), settings.debug, dict(variables), flags, __version__])
+    caches = _caches(settings)
+    key = json.dumps(
+        [_digest(tree, caches), list(map(str, targets)), settings.debug, dict(variables), flags, __version__]
+    )
     place = environments.folder_of(job, settings).parents[1] / "builds" / f"{tree.name}-{job.name}"
     with lock.exclusive(lock.lock_file(place.parent, place.name), place.name, wait_s=3600):
         known = place / "key"
         if not known.is_file() or known.read_text(encoding="utf-8") != key:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            shutil.copytree(tree, place / "source", symlinks=True, ignore=lambda *listed: _left(tree, *listed))
+            shutil.copytree(
+                tree, place / "source", symlinks=True, ignore=lambda *listed: _left(tree, listed[0], listed[1], caches)
+            )
             known.write_text(key, encoding="utf-8")
         elif count := _objects(place):
             print(f"{job.name}: goes on with {count} objects of an earlier build", flush=True)
@@ -229,11 +234,17 @@ def _objects(place: Path) -> int:
     return sum(1 for part in ("source", "objects") for _ in (place / part).rglob("*.o"))
 
 
-def _digest(tree: Path) -> str:
+def _caches(settings: Settings) -> tuple[Path, ...]:
+    """The folders of the cache, which CI keeps within the project: a copy of the package must not hold itself."""
+    root = roots.default_root(settings).resolve()
+    return root, root / "builds", root / "torches"
+
+
+def _digest(tree: Path, caches: Collection[Path] = ()) -> str:
     """A digest of the files that are copied."""
     total = hashlib.sha256()
     for folder, folders, names in os.walk(tree):
-        left = _left(tree, folder, [*folders, *names])
+        left = _left(tree, folder, [*folders, *names], caches)
         folders[:] = sorted({*folders} - left)
         for path in (Path(folder, name) for name in sorted({*names} - left)):
             content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
@@ -241,8 +252,10 @@ def _digest(tree: Path) -> str:
     return total.hexdigest()
 
 
-def _left(tree: Path, folder: str, names: list[str]) -> set[str]:
-    return shutil.ignore_patterns(*_LEFT)(folder, names) | (_LEFT_AT_TOP if Path(folder) == tree else set())
+def _left(tree: Path, folder: str, names: list[str], caches: Collection[Path] = ()) -> set[str]:
+    paths = {name: Path(folder, name) for name in names}
+    left = {name for name, path in paths.items() if path in caches or path.is_fifo() or path.is_socket()}
+    return left | shutil.ignore_patterns(*_LEFT)(folder, names) | (_LEFT_AT_TOP if Path(folder) == tree else set())
 
 
 def _requires(source: Path, made: Environment, work: Path) -> Path:

@@ -16,7 +16,7 @@ from precast._abi.settings import Settings
 from precast._builder import catalogue, elf, flags, host, sources, toolchain
 from precast._builder.cache import Artifact, Cache
 from precast._builder.catalogue import Family
-from precast.errors import BuildFailed
+from precast.errors import BuildFailed, KernelError
 from tests.kit import spawn
 
 pytestmark = pytest.mark.compiler
@@ -261,3 +261,9 @@ def test_the_key_holds_the_compiler_and_no_path(csrc: Path, tmp_path: Path) -> N
     text = str(plan.key.inputs)
     assert compiler.version in text and str(tmp_path) not in text and "x86_64" in text
     assert re.search(r"0\.1\.0 [0-9a-f]{16}", str(plan.key.inputs["build_id"]))
+
+
+def test_a_source_below_a_path_with_a_line_break_is_refused_with_a_way_out() -> None:
+    with pytest.raises(KernelError, match="has a line break") as refused:
+        host.edge("a.o", ["/a\nb/a.cpp"], ["g++"])
+    assert "move it" in str(refused.value) and "PRECAST_CACHE_DIR" not in str(refused.value)

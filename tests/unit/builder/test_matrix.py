@@ -180,9 +180,10 @@ def test_an_unknown_label_lists_the_known_ones() -> None:
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
-    (tmp_path / "matrix.toml").write_text("schema = = 1")
-    with pytest.raises(MatrixError, match=r"matrix\.toml"):
-        matrix.load(tmp_path / "matrix.toml")
+    for content in (b"schema = = 1", b"schema = '\xff'"):
+        (tmp_path / "matrix.toml").write_bytes(content)
+        with pytest.raises(MatrixError, match=r"matrix\.toml"):
+            matrix.load(tmp_path / "matrix.toml")
 
 
 def test_everything_else_agrees_with_the_matrix(checkout: Path) -> None:

@@ -86,6 +86,12 @@ def test_cache_verify_names_what_is_damaged(precast: Precast, cache: Cache) -> N
     assert file.exists(), "verify removes nothing"
 
 
+def test_a_size_beyond_every_number_is_refused(precast: Precast, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        precast("cache", "prune", "--max-size", "9" * 400 + "G")
+    assert "is not a size" in capsys.readouterr().err
+
+
 def test_cache_prune_and_clear(precast: Precast, cache: Cache) -> None:
     damage(cache, "softmax")
     old = entry(cache, "cpu_adam") / "meta.json"

@@ -197,7 +197,9 @@ def test_warm_says_what_cannot_be_ready(precast: Precast, pretend: Pretend, buil
     assert status == 1 and "no-compiler" in out and "0 of 1 kernel families are ready" in out
 
 
-@pytest.mark.parametrize("arguments", [("--arch", "sm_x"), ("--jobs", "0"), ("--jobs", "many"), ("nothing",)])
+@pytest.mark.parametrize(
+    "arguments", [("--arch", "sm_x"), ("--arch", ""), ("--jobs", "0"), ("--jobs", "many"), ("nothing",)]
+)
 def test_warm_refuses_what_it_cannot_read(precast: Precast, arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as ended:
         precast("warm", *arguments)

@@ -256,6 +256,9 @@ def test_a_yank_names_something_and_stays(house: Path, tmp_path: Path, capsys: p
     ):
         assert run(house, "--out", tmp_path / "site", "--yanked", yanks(listed, line)) == 1
         assert message in capsys.readouterr().err
+    listed.write_bytes(b"\xff")
+    assert run(house, "--out", tmp_path / "site", "--yanked", listed) == 1
+    assert "yanked.toml: 'utf-8' codec can't decode" in capsys.readouterr().err
     yanks(listed, '"1.0+cu130" = "broken"')
     assert run(house, "--out", tmp_path / "site", "--yanked", listed) == 0
     assert run(house, "--out", tmp_path / "site") == 1
@@ -268,8 +271,9 @@ def test_the_kept_list_of_yanks_can_be_read(checkout: Path) -> None:
     assert read_yanks(checkout / "yanked.toml", [], []) == {}
 
 
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt("no space left")])
 def test_a_site_that_cannot_be_put_in_place_leaves_the_old_one(
-    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
     run(house, "--out", site)
@@ -278,10 +282,10 @@ def test_a_site_that_cannot_be_put_in_place_leaves_the_old_one(
 
     def full(self: Path, target: Path) -> Path:
         if self.name == "site" and self != site:
-            raise OSError("no space left")
+            raise error
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(type(error), match="no space left"):
         index.main([str(house), "--out", str(site), "--version", "1.0"])
     assert content(site) == before and sorted(path.name for path in tmp_path.iterdir()) == ["house", "site"]

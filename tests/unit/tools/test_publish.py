@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import http.client
 import http.server
 import json
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,6 +240,51 @@ def test_a_public_index_that_is_not_whole_is_refused(
     (folder / "precast/index.json").unlink()
     assert publish("previous", "--index", address, "--out", tmp_path / "d") == 1
     assert "/precast/index.json: HTTP Error 404" in capsys.readouterr().err
+
+
+def test_a_step_that_fails_leaves_nothing_and_can_be_repeated(
+    site: tuple[Path, str], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, address = site
+    out, wheel, content = tmp_path / "out", folder / "cu121/precast" / CU121, CU121.encode()
+    for step in (("previous", "--index", address), ("fetch", finished, "--index", address), ("stage", finished)):
+        wheel.unlink()
+        (finished / CU121).unlink()
+        assert publish(*step, "--out", out) == 1
+        assert "cu121-py3-none" in capsys.readouterr().err
+        assert not out.exists() and not list(tmp_path.glob(".out.*"))
+        wheel.write_bytes(content)
+        (finished / CU121).write_bytes(content)
+        assert publish(*step, "--out", out) == 0
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_step_that_is_cancelled_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    # A shell's background job has SIGINT ignored, and hands that on.
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_module('tools', run_name='__main__')"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = ("publish", "previous", "--index", address, "--out", tmp_path / "out")
+        env = spawn.environ(PYTHONPATH=spawn.search_path(spawn.CHECKOUT))
+        with spawn.started(sys.executable, "-c", code, *words, env=env, stderr=subprocess.PIPE) as step:
+            spawn.wait_for(lambda: list(tmp_path.iterdir()))
+            time.sleep(0.2)
+            step.send_signal(number)
+            said = step.communicate(timeout=30)[1]
+    assert step.returncode == 128 + number and not list(tmp_path.iterdir()) and not said
+
+
+def test_an_answer_that_ends_early_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def ends(url: str, timeout: float) -> None:
+        raise http.client.IncompleteRead(b"half")
+
+    monkeypatch.setattr(publish_verb.urllib.request, "urlopen", ends)
+    assert publish("previous", "--index", "http://127.0.0.1:1", "--out", Path("nowhere")) == 1
+    assert "index.json: IncompleteRead" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

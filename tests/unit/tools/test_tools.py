@@ -17,6 +17,7 @@ from precast._builder import matrix
 from precast.core.capability import GpuTarget
 from precast.core.manifest import BuildInfo, BuildMode, DeviceFile
 from precast.core.version import CudaVersion, Label
+from tests.kit import wheels
 from tools import __main__ as tools_main
 from tools.guards import targets
 from tools.guards.targets import device_claims
@@ -108,10 +109,29 @@ def test_an_honest_record_has_no_errors(tmp_path: Path) -> None:
         ("a.py,,\nb.py,,\n", "b.py"),
         ("a.py,,\na.py,,\n", "a.py"),
         ("a.py\n", "a-1.dist-info/RECORD"),
+        ("a.py," + "x" * 200_000 + ",8\n", "a-1.dist-info/RECORD"),
     ],
 )
 def test_a_dishonest_record_is_found(tmp_path: Path, record: str, where: str) -> None:
     assert where in {name for name, _, _ in record_errors(read_wheel(make_wheel(tmp_path, record)))}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("check-set gone", "python -m tools check-set: gone: No such file"),
+        ("index house --out file/site --version 1.0", "python -m tools index: file: File exists"),
+        (f"repair house/precast-1.0-{wheels.TAG}.whl --out out", "found   no precast/_C/build_info.json in it"),
+    ],
+)
+def test_what_no_verb_can_do_is_said_without_a_traceback(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wheels.make_wheel(tmp_path / "house")
+    (tmp_path / "file").touch()
+    assert tools_main.main(command.split()) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ def test_two_builds_that_differ_are_told_apart_by_file_and_byte(tmp_path: Path) 
 
 def test_the_moment_is_said_known_or_asked_for(tmp_path: Path) -> None:
     assert epoch_of(tmp_path, {"SOURCE_DATE_EPOCH": "5"}) == 5
+    with pytest.raises(KernelError, match="no number of seconds"):
+        epoch_of(tmp_path, {"SOURCE_DATE_EPOCH": "9" * 5000})
+    assert moment_of(10**17).year == 2107, "the last that a zip archive can hold"
     with pytest.raises(KernelError, match="no number of seconds: 'noon'"):
         epoch_of(tmp_path, {"SOURCE_DATE_EPOCH": "noon"})
     with pytest.raises(KernelError, match=r"export SOURCE_DATE_EPOCH=\$\(date"):
