@@ -8,6 +8,7 @@ parts of names of classes to try. ``--form CLASS`` prints what is read of the fo
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import inspect
 import logging
@@ -23,6 +24,7 @@ import torch
 from precast._adopt import samples, source
 from precast._adopt.run import adopt, undo_adopt
 from precast._adopt.small import small
+from precast._adopt.state import attempted
 from precast.errors import KernelError
 
 _MEMORY = 8 << 30  # some parts of configurations stay as large as they are
@@ -38,7 +40,8 @@ def classes() -> Iterator[Any]:
         except ImportError:  # no such file, or a package that is not here
             continue
         for name, cls in sorted(vars(module).items()):
-            if inspect.isclass(cls) and cls.__module__ == module.__name__ and name.endswith(ENDS):
+            here = inspect.isclass(cls) and cls.__module__ == module.__name__ and hasattr(cls, "config_class")
+            if here and name.endswith(ENDS):
                 yield cls
 
 
@@ -47,9 +50,7 @@ def tried(cls: Any, modules: dict[str, Counter[str]]) -> str:
     torch.manual_seed(0)
     try:
         model = small(cls).to(torch.bfloat16).eval()
-        batch = samples.sample(model)
-        assert batch is not None, "no sample"
-        before = logits(model, batch)
+        batch, before = first_taken(model)
     except Exception as error:  # noqa: BLE001 - whatever a class of others raises in a configuration of ours
         return f"not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = adopt(model)
@@ -71,6 +72,19 @@ def tried(cls: Any, modules: dict[str, Counter[str]]) -> str:
     except KernelError as error:
         without = f"with logits: {error.found}"
     return f"adopted, {bits}, {without}"
+
+
+def first_taken(model: Any) -> tuple[Any, torch.Tensor]:
+    """The batch that adopt compares a model with, and the logits of it."""
+    made = samples.sample(model)
+    assert made is not None, "no sample"
+    reason = ""
+    for batch in samples.variants(made):
+        found, why = attempted(functools.partial(logits, model, batch))
+        if found is not None:
+            return batch, found
+        reason = reason or why
+    raise RuntimeError(reason)
 
 
 def logits(model: Any, batch: Any) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 from collections.abc import Callable
@@ -69,6 +70,20 @@ def test_computed_weights_of_a_norm(change: Any, kind: str) -> None:
     assert report.ok and report.replaced
     uncopied = ["noise in a wider dtype: RuntimeError: Only Tensors created explicitly by the user (graph leaves)"]
     assert [reason.partition(" support")[0] for reason in report.not_compared] == uncopied * (change is pruned)
+
+
+def test_a_norm_whose_weight_is_no_parameter_but_none() -> None:
+    """As diffusers makes norms without weights; one that it gets later rounds where this norm rounds with weights."""
+    make = importlib.import_module("diffusers.models.normalization").RMSNorm
+    norm = make(64, eps=1e-6, elementwise_affine=False).bfloat16()
+    assert vars(norm)["weight"] is None
+    x, adopted = torch.randn(256, 64).bfloat16(), copy.deepcopy(norm)
+    report = precast.adopt(torch.nn.Sequential(adopted), x)
+    assert report.ok and [group.kind for group in report.replaced] == ["rms_norm"], report
+    torch.testing.assert_close(adopted(x), norm(x))
+    for one in (norm, adopted):
+        one.weight = torch.nn.Parameter(torch.linspace(-3, 3, 64).bfloat16())
+    assert torch.equal(adopted(x), norm(x))
 
 
 def test_computed_weights_of_query_norms() -> None:

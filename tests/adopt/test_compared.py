@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._adopt import forwards  # noqa: E402
+from precast._adopt import forwards, samples  # noqa: E402
 from precast._adopt.compare import compare  # noqa: E402
 from precast._adopt.measured import Measured  # noqa: E402
+from precast._adopt.small import small  # noqa: E402
 from tests.adopt import zoo  # noqa: E402
 from tests.adopt.test_models import QUIET  # noqa: E402
 
@@ -99,3 +100,22 @@ def test_samples_of_language_models(sample: dict[str, Any], cached: bool, device
     report = precast.adopt(zoo.make("llama"), {name: value.to(device) for name, value in sample.items()})
     assert report.ok, report
     assert ("logits, from a cache" in {one.output for one in report.compared}) == cached
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "name",
+    [
+        "JambaForCausalLM",  # computes the kinds of its layers
+        "RobertaForCausalLM",  # needs a token for padding
+        "NemotronForCausalLM",  # by default, None for a number that it needs
+        "GPTJForCausalLM",  # a width of its rotary embedding
+        "XLNetLMHeadModel",  # -1 as its longest sequence
+    ],
+)
+def test_a_small_model_of_a_class_takes_its_sample(name: str) -> None:
+    model: Any = small(getattr(pytest.importorskip("transformers"), name))
+    assert sum(p.numel() for p in model.parameters()) < 2_000_000
+    batch = samples.sample(model.eval())
+    assert batch is not None
+    assert model(**batch).logits.isfinite().all()

@@ -194,8 +194,8 @@ def with_another_loss(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lora_on_the_head, "its lm_head is a Linear; needed a torch.nn.Linear, without adapter or sharding of its own"),
-        (saved_head, "its lm_head is a ModulesToSaveWrapper; needed a torch.nn.Linear, without adapter or sharding"),
+        (lora_on_the_head, "its lm_head is a peft.tuners.lora.layer.Linear; needed a torch.nn.Linear, without adapter"),
+        (saved_head, "its lm_head is a peft.utils.other.ModulesToSaveWrapper; needed a torch.nn.Linear, without"),
         (hooked, "its lm_head has hooks, which would see no logits"),
         (replaced, "the forward of its lm_head was replaced before"),
         (partitioned, "its lm_head is partitioned by ZeRO-3 of DeepSpeed"),
@@ -265,6 +265,14 @@ def test_logits_that_a_power_of_two_scales(name: str) -> None:
         precast.undo_adopt(given)
         with pytest.raises(KernelError, match=reason):
             precast.adopt(given, logits=False)
+
+
+def test_a_configuration_of_parts_says_how_many_classes_there_are() -> None:
+    model: Any = small(pytest.importorskip("transformers").FuyuForCausalLM)
+    assert not hasattr(model.config, "vocab_size")
+    report = precast.adopt(model, logits=False)
+    assert report.ok and "loss" in {one.output for one in report.compared}, report
+    assert model(**dict(samples.sample(zoo.make("llama")) or {})).logits is None
 
 
 def set_scale(model: Any, scale: float) -> None:

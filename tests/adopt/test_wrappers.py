@@ -112,6 +112,21 @@ def test_compile_sees_one_graph_of_the_modules_own_forwards(name: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("how", ["around", "in place", "a layer"])
+def test_a_compiled_model_is_compared_without_a_graph(how: str) -> None:
+    """Each way in which a model is compared would be compiled again, and a graph has no kernels of ours."""
+    if not hasattr(torch.compiler, "set_stance"):
+        pytest.skip("needs torch.compiler.set_stance, of torch 2.6")
+    model, compiled = zoo.make("llama"), {"backend": lambda *_: pytest.fail("a graph was compiled")}
+    given = torch.compile(model, **compiled) if how == "around" else model
+    if how == "in place":
+        model.compile(**compiled)
+    elif how == "a layer":
+        model.model.layers[0] = torch.compile(model.model.layers[0], **compiled)
+    report = precast.adopt(given)
+    assert report.ok and {one.output for one in report.compared} >= {"loss", "logits"}, report
+
+
 def test_an_exported_model_needs_only_torch() -> None:
     model, adopted, batch = pair("bert")
     batch.pop("labels")

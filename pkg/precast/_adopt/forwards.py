@@ -67,7 +67,7 @@ def rms_norm(
         weight = module.weight  # computed for each call
     if len(given) == 1 and not named and served(given[0], weight, device):
         x = given[0]
-        fits = scaled or getattr(module, "normalized_shape", None) in (None, x.shape[-1:])
+        fits = scaled or (weight is None and getattr(module, "normalized_shape", None) in (None, x.shape[-1:]))
         if fits and x.is_contiguous():
             return _rms_norm(x, weight, eps_of(module, eps), casting=casting)
     return own(module, *given, **named)

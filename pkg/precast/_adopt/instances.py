@@ -202,4 +202,4 @@ def has_hooks(module: Module | None) -> bool:
 
 def computes_weights(module: Module) -> bool:
     """Whether its weight or bias is no parameter, but made of some for each call: a parametrization, pruning."""
-    return is_parametrized(module) or bool(module.__dict__.keys() & {"weight", "bias"})
+    return is_parametrized(module) or any(module.__dict__.get(name) is not None for name in ("weight", "bias"))

@@ -77,9 +77,8 @@ def _unfit(model: Any) -> str:
     if "forward" in model.__dict__:
         return "its forward was replaced before"
     if type(head) is not torch.nn.Linear:
-        return (
-            f"its lm_head is a {type(head).__name__}; needed a torch.nn.Linear, without adapter or sharding of its own"
-        )
+        kind = f"{type(head).__module__}.{type(head).__qualname__}"
+        return f"its lm_head is a {kind}; needed a torch.nn.Linear, without adapter or sharding of its own"
     if "forward" in head.__dict__:
         return "the forward of its lm_head was replaced before"
     if instances.has_hooks(head):
@@ -88,8 +87,9 @@ def _unfit(model: Any) -> str:
         return f"the weight of its lm_head is a {type(head.weight).__name__} (FSDP2 or tensor parallelism)"
     if hasattr(head.weight, "ds_id"):
         return "its lm_head is partitioned by ZeRO-3 of DeepSpeed"
-    if head.out_features != model.config.vocab_size:
-        return f"its lm_head has {head.out_features} classes, and vocab_size is {model.config.vocab_size}"
+    text = model.config if hasattr(model.config, "vocab_size") else model.config.get_text_config()
+    if head.out_features != text.vocab_size:
+        return f"its lm_head has {head.out_features} classes, and vocab_size is {text.vocab_size}"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def _attempted(model: Module, state: State, function: Callable[[], Outputs]) -> 
 
 
 def _run(model: Module, state: State, watch: bool, function: Callable[[], Outputs]) -> Outputs:
-    with state.of_one_call(watch=watch), _evaluating(model), warnings.catch_warnings():
+    with state.of_one_call(watch=watch), _evaluating(model), _uncompiled(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {name: value.detach().clone() for name, value in function().items()}
 
@@ -248,6 +249,12 @@ def _counts_items(model: Module) -> bool:
     """Whether this is a model of transformers that passes the keyword on to its loss."""
     named = any(one.kind is one.VAR_KEYWORD for one in _arguments(model).values())
     return named and bool(getattr(model, "accepts_loss_kwargs", True))
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Call the forwards that ``torch.compile`` has wrapped: a graph has none of ours, and each way makes another."""
+    stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None
+    return contextlib.nullcontext() if stance is None else stance("force_eager")
 
 
 @contextlib.contextmanager

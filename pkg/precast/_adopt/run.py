@@ -27,6 +27,8 @@ from precast._version import __version__
 from precast.errors import KernelError
 
 _Exact = list[tuple[recognise.Found, Exact]]
+# What stands around a model and calls it: by the name of its class, the attribute that has the model.
+_WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def adopt(model: Module, sample: Any = None, *, dry_run: bool = False, logits: bool = True) -> Report:
@@ -107,7 +109,9 @@ def adopt_by(
     """:func:`adopt` by these rules."""
     recognise.require_module("adopt", model)
     started = time.perf_counter()
-    bare = getattr(model, "module", model) if type(model).__name__ == "DistributedDataParallel" else model
+    bare = model
+    while type(bare).__name__ in _WRAPPERS:
+        bare = getattr(bare, _WRAPPERS[type(bare).__name__])
     with quiet_process(), torch.inference_mode(False):
         try:
             state, unkept = State(bare, sample), ""
@@ -143,7 +147,7 @@ def adopt_by(
 
 def _require_no_logits(model: Module, found: list[recognise.Found]) -> None:
     """Raise KernelError if no loss of the model can be computed without logits."""
-    kinds = [one.fate for one in found if one.kind == "logits"]
+    kinds = [one.fate for one in found if one.kind == "logits" or (one.kind == "unknown" and one.module is model)]
     done = any(isinstance(fate, Exact) for fate in kinds)
     if done or any(
         instances.is_ours(one.__dict__.get("forward")) and hasattr(one, "lm_head") for one in model.modules()

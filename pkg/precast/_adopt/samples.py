@@ -44,7 +44,7 @@ def sample(model: Any, count: int = _TOKENS) -> Batch | None:
 def variants(batch: Batch) -> Iterator[Batch]:
     """The batch, and what a model may take instead: no labels, no images, one row, two choices for each row."""
     yield batch
-    for absent in ({"labels"}, {"labels", "pixel_values"}):
+    for absent in ({"labels"}, {"pixel_values"}, {"labels", "pixel_values"}):
         if absent & batch.keys() and absent < batch.keys():
             yield {name: value for name, value in batch.items() if name not in absent}
     rows = {name: value for name, value in batch.items() if name != "labels"}
@@ -98,7 +98,9 @@ def _of_transformers(model: Any, config: Any, draw: _Draw, count: int) -> Batch 
     takes, main = inspect.signature(wrapped.forward).parameters, model.main_input_name
     ids = None
     if getattr(text, "vocab_size", None):
-        ids = draw.tokens(text, min(count if main == "input_ids" else _TOKENS, _first(text, *_LONGEST) or count))
+        longest = _first(text, *_LONGEST) or 0  # XLNet says -1
+        count = count if main == "input_ids" else _TOKENS
+        ids = draw.tokens(text, min(count, longest) if longest > 0 else count)
     batch: dict[str, Any] = {}
     if ids is not None and (main == "input_ids" or {"input_ids", "pixel_values"} <= takes.keys()):
         mask = torch.ones_like(ids)
