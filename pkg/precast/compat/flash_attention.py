@@ -107,7 +107,9 @@ class FlashAttentionNpuExtension(AttentionExtension):
         ) -> Tensor:
             """Scaled dot-product attention; requires an ``attention_mask`` that includes the causal part."""
             if attention_mask is None:
-                raise ValueError("attention_mask is None; needed a mask, for causal attention too: is_causal is ignored")
+                raise ValueError(
+                    "attention_mask is None; needed a mask, for causal attention too: is_causal is ignored"
+                )
             factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
             keep = 1.0 - dropout_p
             mask = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0  # true: masked out
