@@ -45,11 +45,11 @@ def sentence(results: Json) -> str:
     commit = (facts["build"] or facts)["commit"][:9]
     elements = math.prod(next(one["shape"] for one in results["cases"] if one["op"] == ADAM))
     return (
-        f"At {SHAPES[0][0]} x {SHAPES[0][1]}, `{OP}` reaches {large} of copy bandwidth (gradients {gradients}); "
-        f"at {SHAPES[1][0]} x {SHAPES[1][1]}, {small} ({small_gradients}). "
-        f"AdamW on {elements / 1e6:.0f} M parameters is {_times(results, ADAM):.2f} times as fast as the fused step of "
-        f"torch, {_times(results, MASTERS):.2f} times with bf16 parameters and fp32 masters. "
-        f"Measured on {facts['date'][:10]} on one {facts['gpu']} in bf16, at commit {commit}, without later kernels."
+        f"In bf16 at {SHAPES[0][0]} x {SHAPES[0][1]}, `{OP}` reaches {large} of copy bandwidth "
+        f"(gradients {gradients}); at {SHAPES[1][0]} x {SHAPES[1][1]}, {small} (gradients {small_gradients}). "
+        f"AdamW on {elements / 1e6:.0f} M fp32 parameters is {_times(results, ADAM):.2f} times as fast as the fused "
+        f"step of torch, {_times(results, MASTERS):.2f} times with bf16 parameters and fp32 masters. "
+        f"Measured on {facts['date'][:10]} on one {facts['gpu']}, at commit {commit}."
     )
 
 

@@ -69,7 +69,7 @@ def state(known: Matrix) -> str:
     return (
         "**Status**: precast is alpha software, on no package index. Its GPU code has run on "
         f"{' and '.join(gpus)} only. Of {len(counted.cells)} combinations of torch, CUDA, Python and architecture, "
-        f"{len(counted.executed)} have run completely, and {len(counted.without_gpu)} more on the CPU alone "
+        f"{len(counted.executed)} were tested completely, and {len(counted.without_gpu)} more on the CPU alone "
         "([evidence](docs/evidence/README.md))."
     )
 
@@ -290,9 +290,17 @@ def failed(known: Matrix) -> str:
         if counts is None:
             raise KernelError(f"{OP_TESTS}: {run} does not say how many tests failed", found=run.checks[0])
         torches.setdefault(int(counts[1]), []).append(str(run.torch.release))
-    parts = [f"{count or 'none'} with {', '.join(names)}" for count, names in sorted(torches.items(), reverse=True)]
+    parts = [
+        f"{count or 'none'}{' each' * (count > 0 and len(names) > 1)} with {_joined(names)}"
+        for count, names in sorted(torches.items(), reverse=True)
+    ]
     listed = "; ".join(parts).replace(" with ", " failed with torch ", 1)
     return f"Of about 2,900 [op tests]({OP_TESTS}) of {kept.date}, {listed}."
+
+
+def _joined(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def seen(known: Matrix, text: str) -> str:
