@@ -349,7 +349,7 @@ def damaged_manifest(machine: Machine) -> str:
     return ""
 
 
-@state("stale", "Prebuilt files of other sources, `PRECAST_JIT=aot`, the index is recorded")
+@state("stale", "Prebuilt files built from other sources, `PRECAST_JIT=aot`, the index is recorded")
 def stale(machine: Machine) -> str:
     machine.install(machine.shop.wheel("cpu", index_url=machine.shop.index), recorded=False)
     with (machine.site / "precast" / "csrc" / "host" / "family.h").open("a") as header:
@@ -474,14 +474,14 @@ def cache_full(machine: Machine) -> str:
     return ""
 
 
-@state("cache-open", "Others can write into the cache", "jit")
+@state("cache-open", "Other users can write into the cache", "jit")
 def cache_open(machine: Machine) -> str:
     machine.install(machine.shop.wheel())
     machine.cache.chmod(0o777)
     return ""
 
 
-@state("cpu-level", "`PRECAST_CPU_LEVEL` names a level that this machine does not have")
+@state("cpu-level", "`PRECAST_CPU_LEVEL` names a level that this machine lacks")
 def cpu_level(machine: Machine) -> str:
     machine.install(machine.shop.wheel("cpu"))
     return "export PRECAST_CPU_LEVEL=avx9000"

@@ -68,7 +68,7 @@ def page(sections: Sequence[Section]) -> str:
     rows = [row for section in sections for row in section.rows]
     said = {"raises": "raise an error"}
     counts = ", ".join(f"{sum(row.verdict == one for row in rows)} {said.get(one, one)}" for one in VERDICTS)
-    lines = [f"{len(rows)} names: {counts}. Every call is the same in:", ""]
+    lines = [f"{len(rows)} names: {counts}. Every call is unchanged in (number of names):", ""]
     lines += [f"* {section.title} ({len(section.rows)})" for section in sections if not different(section)]
     for section in sections:
         if different(section):
@@ -83,7 +83,7 @@ def different(section: Section) -> list[Row]:
 
 def _section(section: Section) -> list[str]:
     count = len(section.rows) - len(different(section))
-    lines = ["", f"Unchanged: {count} of {len(section.rows)}."] if count else []
+    lines = ["", f"Unchanged: {count} of {len(section.rows)} names."] if count else []
     lines += ["", "| Name | Difference |", "| --- | --- |"]
     alike: dict[str, list[str]] = {}
     for row in different(section):

@@ -23,7 +23,7 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser("adopt", help="try precast.adopt on a model, or check a saved report")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--dry-run", metavar="TARGET", help=f"adopt a model and print the report; {_TARGET}")
-    what.add_argument("--measure", metavar="TARGET", help="as --dry-run; also print the speed before and after")
+    what.add_argument("--measure", metavar="TARGET", help="like --dry-run; also print the speed before and after")
     what.add_argument(
         "--check", type=Path, metavar="FILE", help="compare a saved report.json() with the versions and sources here"
     )

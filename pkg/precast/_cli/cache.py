@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     folder = actions.add_parser("dir", help="print the folder of the build cache; the first build creates it")
     folder.set_defaults(run=print_dir)
-    listing = actions.add_parser("list", help="list every entry and its target; objects only with --all")
+    listing = actions.add_parser("list", help="list every entry and its target; --all adds object files")
     listing.add_argument("--all", action="store_true", help="also list object files")
     listing.add_argument("--json", action="store_true", help="print one JSON array of all entries, with their inputs")
     listing.set_defaults(run=print_list)
@@ -43,7 +43,7 @@ def add(verbs: Verbs) -> None:
         metavar="SIZE",
         help="also remove the oldest entries, until SIZE remains, such as 500M",
     )
-    clear = actions.add_parser("clear", help="remove every entry, but no running build")
+    clear = actions.add_parser("clear", help="remove every entry except running builds")
     for action in (prune, clear):
         action.add_argument("--dry-run", action="store_true", help="print the entries, but remove nothing")
     prune.set_defaults(run=prune_some)

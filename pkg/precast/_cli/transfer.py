@@ -31,7 +31,7 @@ def add(verbs: Verbs) -> None:
     out.set_defaults(run=run_export)
     into = verbs.add_parser("import-cache", help="check the files of an archive, and add its builds to this cache")
     into.add_argument(
-        "archive", type=Path, metavar="TAR", help="an archive of export-cache from a person that you trust"
+        "archive", type=Path, metavar="TAR", help="an archive that export-cache wrote, from somebody you trust"
     )
     into.set_defaults(run=run_import)
 

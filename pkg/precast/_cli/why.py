@@ -20,7 +20,7 @@ _VALUE = 60
 
 def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
-        "why", help="print which file of one kernel would be loaded, and why others are rejected; loads nothing"
+        "why", help="print which file of one kernel would be loaded, and why other files are rejected; loads nothing"
     )
     parser.add_argument(
         "kernel",
