@@ -1,6 +1,6 @@
 """What adopt does with every causal language model of the transformers that is installed, each small, in bfloat16.
 
-``python -m benchmarks.adopt_sweep`` prints a line for each and the counts. It needs a CPU and ten minutes; words are
+``python -m benchmarks.adopt_sweep`` prints a line for each and the counts. It needs a CPU and half an hour; words are
 parts of names of classes to try. ``--form CLASS`` prints what is read of the forward of a class instead, such as
 ``transformers.models.llama.modeling_llama.LlamaAttention``: names of variables are gone, and those of globals whole.
 """
