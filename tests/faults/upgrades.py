@@ -116,7 +116,7 @@ def new_cache(lab: Lab) -> str:
     done = site.run(BUILD)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert site.ok(BUILD) == "cache\n" and (site.cache / "v2" / "cpu_adam" / "0123").is_dir()
-    return line(done.stderr, "is not used", "needed 1 of this precast, found 2")
+    return line(done.stderr, "is not used", "needed 1 for this version of precast, found 2")
 
 
 @fault("two-versions", "two versions share one cache", how="both start cold at the same moment", lost="nothing")

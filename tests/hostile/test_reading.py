@@ -79,7 +79,7 @@ def test_what_implies_much_is_one_sentence_and_leaves_nothing(tmp_path: Path, mo
             refused[what] = str(error.value)
     assert read < 64 << 20
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert "in more than" in refused["many deep folders"] and "214.7 GB" in refused["sparse files"]
+    assert "folders, more than" in refused["many deep folders"] and "214.7 GB" in refused["sparse files"]
     assert "6.4 GB in 2 files" in refused["half files"]
 
 

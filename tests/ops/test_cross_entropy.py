@@ -523,7 +523,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "an inner op's gradient": (
         lambda x, t: RAW.cross_entropy_with_grad(x.requires_grad_(), t, None, None, -100, 0.0, 0.0),
         RuntimeError,
-        "a gradient of an inner op is wanted; needed precast.ops.cross_entropy",
+        "this inner op has no gradient; needed precast.ops.cross_entropy",
     ),
     "shared memory": (
         lambda x, t: RAW.cross_entropy_with_grad_(x, t, None, x.view(-1)[:1], -100, 0.0, 0.0),

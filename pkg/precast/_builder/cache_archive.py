@@ -34,7 +34,10 @@ _MANIFEST_BYTES = 8 << 20  # a manifest needs a few kilobytes for each entry
 _MODES = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".tar": "w"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
 _ENTRY = {"name": read.checked(lambda name: _NAME.fullmatch(name) is not None, "the name of a build"), **FIELDS}
-_ARCHIVE = {"schema": read.exactly(SCHEMA, "of this precast"), "entries": read.each(read.record(dict, _ENTRY))}
+_ARCHIVE = {
+    "schema": read.exactly(SCHEMA, "for this version of precast"),
+    "entries": read.each(read.record(dict, _ENTRY)),
+}
 
 
 @dataclass(frozen=True, slots=True)

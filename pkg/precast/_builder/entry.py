@@ -152,4 +152,4 @@ FIELDS: Mapping[str, read.Reader[Any]] = {
     "seconds": _seconds,
     "inputs": read.mapping,
 }
-_META = {"schema": read.exactly(SCHEMA, "of this precast"), "key": _SHA256, **FIELDS}
+_META = {"schema": read.exactly(SCHEMA, "for this version of precast"), "key": _SHA256, **FIELDS}

@@ -252,7 +252,7 @@ def _cuda_label(
     if table.parse("nvrtc", nvrtc, CudaVersion.parse) != cuda:
         raise MatrixError(f"{table.where}.nvrtc: needed an NVRTC of CUDA {cuda}, found {nvrtc}")
     if not reports:
-        raise MatrixError(f"{table.where}.reports must not be empty; python -m tools nvrtc asks NVRTC {nvrtc}")
+        raise MatrixError(f"{table.where}.reports is empty; copy another label's, then run python -m tools nvrtc")
     floor = max(MINIMUM_CAPABILITY, min(reports))
     too_old = [str(target) for target in (*sass, *ptx) if target.capability < floor]
     if too_old or not sass or not ptx:

@@ -96,8 +96,8 @@ def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
     found = {f"{file.family} {file.target}" for file in info.device}
     where = folder / MANIFEST
     if wanted != found or info.host:
-        lacks, more = (f"no {one}" for one in sorted(wanted - found)), (f"{one} too" for one in sorted(found - wanted))
-        named = ", ".join([*lacks, *more]) or "a host library too"
+        lacks, more = (f"no {one}" for one in sorted(wanted - found)), (f"also {one}" for one in sorted(found - wanted))
+        named = ", ".join([*lacks, *more]) or "also a host library"
         raise _refused(where, named, f"the {len(wanted)} images of +{spec.name}", again)
     for file in info.device:
         if file.nvrtc != spec.nvrtc:

@@ -58,5 +58,5 @@ def _structure(where: str, kind: str, value: Any) -> Any:
     content = bytes(value) if isinstance(value, (bytes, bytearray)) or hasattr(value, "__bytes__") else None
     if content is None or len(content) != size:
         found = f"{len(content)} bytes" if content is not None else repr(value)
-        raise TypeError(f"{where} is a structure of {size} bytes, and {found} was given")
+        raise TypeError(f"{where} is a structure; needed bytes, {size} in all, found {found}")
     return (ctypes.c_char * size).from_buffer_copy(content)

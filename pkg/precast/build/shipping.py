@@ -201,7 +201,7 @@ def _required(order: Order, listed: Sequence[Order], out: Path) -> list[str]:
             wheels = [*(out / "site" / (order.label or "all")).glob(f"*/{known['wheel']}")] if right else []
             if not wheels:
                 raise KernelError(
-                    f"the tests of {order.name} cannot be run: they require {name}, which this list makes",
+                    f"the tests of {order.name} cannot be run: they require {name}, of the same list",
                     found=f"no wheel of {name} {ours[name].version} in {out}",
                     needed=f"a wheel of {name} that an earlier step made",
                     fix=f"repeat the command with --only {name} {order.name}",

@@ -169,7 +169,6 @@ def dtype_name(tensor: Tensor) -> str:
 # What Python and torch raise when they meet one. A public function explains it then: looking before each call costs.
 CONFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-_TAKE_JAGGED = ("rms_norm", "fused_add_rms_norm", "layer_norm")
 _ALIASES = {"Steps": "int | Sequence[int]", "Casting": "str", "GroupScore": "str", "FullyMasked": "str"}
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": lambda value: isinstance(value, Tensor),
@@ -189,7 +188,7 @@ _BEGINNING = re.compile(r"(?:precast::)?(\w+)(?=[:(]| cannot | has no )")
 _DISPATCHERS = re.compile(r"\w+::\w+\(\) Expected a value of type")
 
 
-def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
+def explain(function: Callable[..., Any], given: Mapping[str, Any], *, takes_jagged: bool = False) -> NoReturn:
     """Raise the error that is being handled again, with the name of the public function for that of an op below it.
 
     It is a TypeError instead, which names the first argument of another type than the function's signature says, if any
@@ -202,7 +201,7 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
     said = str(error)
     for name, value in given.items():
         if isinstance(value, Tensor) and value.is_nested:
-            _explain_nested(function.__name__, name, value)
+            _explain_nested(function.__name__, name, value, takes_jagged)
     for name, parameter in inspect.signature(function).parameters.items():
         kind = str(parameter.annotation)
         for alias, meaning in _ALIASES.items():
@@ -225,9 +224,9 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
         del error  # its traceback has this frame, and the two would keep each other and all arguments
 
 
-def _explain_nested(function: str, name: str, value: Tensor) -> None:
+def _explain_nested(function: str, name: str, value: Tensor, takes_jagged: bool) -> None:
     """Raise TypeError if the function does not take such a nested tensor, which torch's own errors do not say."""
-    if function not in _TAKE_JAGGED:
+    if not takes_jagged:
         needed = "a dense tensor, such as the values() of one in the layout torch.jagged"
         raise TypeError(f"{function}: {name} is a nested tensor; needed {needed}") from None
     if value.layout is torch.strided:

@@ -62,7 +62,7 @@ LIES = [
     (edit(inputs=[]), "inputs: needed an object, found a list"),
     (edit(seconds="1"), "seconds: needed a number of seconds from 0 on, found '1'"),
     (edit(seconds=-1), "found -1"),
-    (edit(schema=2), "schema: needed 1 of this precast, found 2"),
+    (edit(schema=2), "schema: needed 1 for this version of precast, found 2"),
     (edit(more=1), "unknown keys"),
     (lambda meta: {key: value for key, value in meta.items() if key != "seconds"}, "seconds: missing"),
 ]

@@ -131,7 +131,7 @@ def test_numbers_become_the_bytes_of_their_parameter(kind: str, value: object, r
         ("f32", "x", "is not a number"),
         ("f32", True, "is not a number"),
         ("u32", SimpleNamespace(data_ptr=lambda: 0), "a tensor was given, which needs a pointer"),
-        ("b8[4]", b"abc", "a structure of 4 bytes, and 3 bytes was given"),
+        ("b8[4]", b"abc", "a structure; needed bytes, 4 in all, found 3 bytes"),
         ("b8[4]", 4, "and 4 was given"),
     ],
 )

@@ -225,7 +225,7 @@ class _InPlace(torch.autograd.Function):
 
 def _refuse_gradient(*_: Any) -> NoReturn:
     raise RuntimeError(
-        "cross_entropy: a gradient of an inner op is wanted; needed precast.ops.cross_entropy, or torch.no_grad()"
+        "cross_entropy: this inner op has no gradient; needed precast.ops.cross_entropy, or torch.no_grad()"
     )
 
 

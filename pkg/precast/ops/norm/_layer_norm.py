@@ -53,7 +53,7 @@ def layer_norm(
             return _LAYER_NORM.call(x, weight, bias, eps)  # type: ignore[no-any-return]
         return _dispatched(x, weight, bias, eps)
     except _checks.CONFUSED:
-        _checks.explain(layer_norm, locals())
+        _checks.explain(layer_norm, locals(), takes_jagged=True)
 
 
 def _dispatched(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

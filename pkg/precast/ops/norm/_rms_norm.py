@@ -68,7 +68,7 @@ def rms_norm(
             return _RMS_NORM.call(x, weight, eps, code)  # type: ignore[no-any-return]
         return _rms_norm_dispatched(x, weight, eps, code)
     except _checks.CONFUSED:
-        _checks.explain(rms_norm, locals())
+        _checks.explain(rms_norm, locals(), takes_jagged=True)
 
 
 def fused_add_rms_norm(
@@ -118,7 +118,7 @@ def fused_add_rms_norm(
             return _FUSED_ADD_RMS_NORM.call(x, residual, weight, eps, code)  # type: ignore[no-any-return]
         return _fused_add_rms_norm_dispatched(x, residual, weight, eps, code)
     except _checks.CONFUSED:
-        _checks.explain(fused_add_rms_norm, locals())
+        _checks.explain(fused_add_rms_norm, locals(), takes_jagged=True)
 
 
 def fused_add_rms_norm_(
