@@ -177,7 +177,7 @@ def test_kda_against_transformers() -> None:
     found, _ = fla.chunk_kda(q, k, v, g, beta, use_gate_in_kernel=True, A_log=rate, dt_bias=bias)
     right = -rate.exp()[:, None] * torch.nn.functional.softplus(g + bias.view(3, 32))
     torch.testing.assert_close(found, fla.fused_recurrent_kda(q, k, v, right, beta)[0])
-    with pytest.raises(NotImplementedError, match="lower_bound is -5.0; needed None"):
+    with pytest.raises(NotImplementedError, match=r"lower_bound is -5\.0; needed None"):
         fla.chunk_kda(q, k, v, g, beta, lower_bound=-5.0)
 
 

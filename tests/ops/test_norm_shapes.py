@@ -287,9 +287,8 @@ def test_nested_tensors_in_modules_and_with_a_residual(device: str) -> None:
 
 def test_what_nested_tensors_are_refused(device: str) -> None:
     x, weight = jagged(device), made(24, device=device)
-    with pytest.raises(
-        RuntimeError, match=r"fused_add_rms_norm: residual has shape .*; needed .*, as x: a nested tensor"
-    ):
+    wanted = r"fused_add_rms_norm: residual has shape .*; needed .*, as x: a nested tensor"
+    with pytest.raises(RuntimeError, match=wanted):
         ops.fused_add_rms_norm(x, jagged(device), weight)
     with pytest.raises(RuntimeError, match="dimension 1 of x is ragged; needed a dimension below 1"):
         ops.rms_norm(x, normalized_shape=(5, 24))

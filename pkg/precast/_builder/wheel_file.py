@@ -54,7 +54,12 @@ def stated_epoch(environ: Mapping[str, str] = os.environ) -> int | None:
     """SOURCE_DATE_EPOCH; None if it is not set or empty. KernelError if it is no number of seconds."""
     said = environ.get("SOURCE_DATE_EPOCH", "")
     if not re.fullmatch(r"[0-9]{0,18}", said):
-        raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said[:40]!r}", fix="unset SOURCE_DATE_EPOCH")
+        raise KernelError(
+            "SOURCE_DATE_EPOCH cannot be read",
+            found=repr(said[:40]),
+            needed="a number of seconds since 1970, such as 1700000000",
+            fix="unset SOURCE_DATE_EPOCH",
+        )
     return int(said) if said else None
 
 
