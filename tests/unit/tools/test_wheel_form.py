@@ -95,7 +95,7 @@ def test_two_builds_that_differ_are_told_apart_by_file_and_byte(tmp_path: Path) 
 
 def test_the_moment_is_said_known_or_asked_for(tmp_path: Path) -> None:
     assert epoch_of(tmp_path, {"SOURCE_DATE_EPOCH": "5"}) == 5
-    with pytest.raises(KernelError, match="no number of seconds"):
+    with pytest.raises(KernelError, match="SOURCE_DATE_EPOCH cannot be read"):
         epoch_of(tmp_path, {"SOURCE_DATE_EPOCH": "9" * 5000})
     assert moment_of(10**17).year == 2107, "the last that a zip archive can hold"
     with pytest.raises(KernelError, match=r"SOURCE_DATE_EPOCH cannot be read\n  found   'noon'"):
