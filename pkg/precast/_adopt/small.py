@@ -50,10 +50,11 @@ def _config(cls: Any, sizes: Mapping[str, Any]) -> Any:
     kinds = getattr(default, "layer_types", None) or ()
     if kinds and "num_hidden_layers" in known:
         given |= _layers(cls, list(kinds), twice="num_kv_shared_layers" in given)
-    for name in getattr(cls, "sub_configs", {}):
+    for name, declared in getattr(cls, "sub_configs", {}).items():
         part = getattr(default, name, None)
-        if hasattr(part, "to_dict"):
-            made = _config(type(part), sizes).to_dict()
+        kind = declared if part is None else type(part)  # declared is AutoConfig where the default chooses
+        if hasattr(kind, "to_dict"):
+            made = _config(kind, sizes).to_dict()
             given[name] = {key: value for key, value in made.items() if value is not None}
     given |= {name: size for name, size in sizes.items() if name in known}
     tokens = {name: _token(known[name], given.get("vocab_size")) for name in _TOKENS if name in known}
