@@ -132,7 +132,7 @@ def test_numbers_become_the_bytes_of_their_parameter(kind: str, value: object, r
         ("f32", True, "is not a number"),
         ("u32", SimpleNamespace(data_ptr=lambda: 0), "a tensor was given, which needs a pointer"),
         ("b8[4]", b"abc", "a structure; needed bytes, 4 in all, found 3 bytes"),
-        ("b8[4]", 4, "and 4 was given"),
+        ("b8[4]", 4, "found 4"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused_by_its_number(kind: str, value: object, said: str) -> None:
